@@ -138,6 +138,12 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
     control: Annotated[
         ControlMode, "Control loop over queue, engines and admission: off, advice (only logged), or acting."
     ] = ControlMode.ADVICE
+    admission: Annotated[
+        float,
+        Meta(ge=0, le=4),
+        "Strictness towards targets, at all times and without a control loop that acts: a request is refused"
+        " if so many times its expected time (p90) is beyond a target of its tenant and tier; 0: none is.",
+    ] = 0.0
     estimates: Annotated[
         bool,
         "Whether requests are told what they will probably wait, take and cost; no: nobody is, nothing is"

@@ -327,7 +327,9 @@ class Gateway:
             submit=self.replays.submit,
         )
         admission = Admission(
-            lambda tenant_id, tier: self.slo.book.targets_s(tenant_id, tier), self.slo.refused
+            lambda tenant_id, tier: self.slo.book.targets_s(tenant_id, tier),
+            self.slo.refused,
+            config.admission,
         )
         # Half a second more than others take to tell: what comes with a full second is then complete.
         meter = FlowMeter(spec.name, lag_s=0.0 if shared is None else KNOWN_AFTER_S + 0.5)
@@ -403,7 +405,11 @@ class Gateway:
         config, lifecycle = self.deps.config, pool.lifecycle
 
         def own_rests() -> dict[Knob, float]:
-            return {Knob.LONG_SHARE: config.long_share_sequences, **own_numbers(self.policy.now)}
+            return {
+                Knob.ADMISSION: config.admission,
+                Knob.LONG_SHARE: config.long_share_sequences,
+                **own_numbers(self.policy.now),
+            }
 
         return ControlLoop(
             config.control,
@@ -420,7 +426,6 @@ class Gateway:
                 quota=partial(self.deps.quota_store.spare.set, name),
             ),
             rests={
-                Knob.LONG_SHARE: config.long_share_sequences,
                 Knob.LOOKAHEAD: config.lookahead_sequences,
                 Knob.BATCH_SHARE: config.batch_share,
                 Knob.RESERVE_QUANTILE: config.reserve_quantile,
@@ -430,8 +435,8 @@ class Gateway:
             arrivals_per_s=pool.estimates.forecast_cache.arrivals_per_s,
             attainment=lambda: self.slo.pools[name].attainment.value,
             prefix_hits=lambda: lifecycle.prefix_hits.value,
-            expected_late=lambda: lifecycle.admission.expected_late.value,
-            mistaken=lambda: lifecycle.admission.mistaken.value,
+            expected_late=lambda now_s: lifecycle.admission.expected_late.at(now_s),
+            in_good_time=lambda now_s: lifecycle.admission.in_good_time.at(now_s),
             feed=None if self.deps.sharing is None else self.deps.sharing.control(pool.flow),
             on_moves=partial(self.moves.note, name),
             may_lend=lambda: self.deps.directory.has_ceilings,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import exp
+
 MEMORY = 0.02
 """Weight of the newest case."""
 
@@ -15,6 +17,36 @@ class RecentShare:
 
     def note(self, share: float) -> None:
         self.value = share if self.value is None else self.value + MEMORY * (share - self.value)
+
+
+DOUBT = 0.5
+
+
+class FadingShare:
+    """A share of the cases of about the last `memory_s`, and of `DOUBT` that never happened: without cases
+    it fades to 0."""
+
+    def __init__(self, memory_s: float) -> None:
+        self._memory_s = memory_s
+        self._at_s = 0.0
+        self._share = 0.0
+        self._count = 0.0
+
+    def note(self, share: float, now_s: float) -> None:
+        self._fade(now_s)
+        self._share += share
+        self._count += 1.0
+
+    def at(self, now_s: float) -> float:
+        """0 to 1."""
+        self._fade(now_s)
+        return self._share / (DOUBT + self._count)
+
+    def _fade(self, now_s: float) -> None:
+        left = exp(min(0.0, self._at_s - now_s) / self._memory_s)
+        self._at_s = max(self._at_s, now_s)
+        self._share *= left
+        self._count *= left
 
 
 # Learning from an answer costs more than counting it, and some dozen a second say as much as a thousand.

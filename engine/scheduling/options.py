@@ -112,8 +112,8 @@ class PolicyOptions:
         int | Literal["auto"],
         Meta(le=MOST_TOKENS, extra={"auto": AUTO, "least": 0}),
         "Decode tokens that a step of the composition `token-fair` hands out at most. auto: the fewest that"
-        " keep 0.9 of a full batch's tokens/s, at least half of the places. 0: what its tokens allow, less a"
-        " quarter for prompts.",
+        " keep 0.9 of a full batch's tokens/s, at least half of the places and 8. 0: what its tokens allow,"
+        " less a quarter for prompts.",
     ] = AUTO
     cap_tokens: Annotated[
         int, Tokens, "Tokens of one prompt that a step of it takes at most, while other tenants have prompts."

@@ -1,9 +1,10 @@
 """Admission control: refuses requests that would be late, or above their clients' bounds.
 
 By its client's bounds on the estimate, and by the client's or the tier's deadline, always
-(`flow/deadline_check.py`); by the targets of tier and tenant only while the control loop says so, as many
-clients prefer a late answer to none. A redeemed quote is never refused for a target; nor is one in
-`TRIED_ONE_IN` of the requests that a target refuses, and in `DOUBTED_ONE_IN` if the median keeps it.
+(`flow/deadline_check.py`); by the targets of tier and tenant only where the setting `admission` or the
+control loop says so, as many clients prefer a late answer to none. A redeemed quote is never refused for a
+target; nor is one in `TRIED_ONE_IN` of the requests that a target refuses, and in `DOUBTED_ONE_IN` if the
+median keeps it.
 
 While no step of its servers was timed a forecast refuses nothing. A bound on the wait is kept by the clock
 then: the request leaves the queue when it has waited so long.
@@ -21,7 +22,6 @@ from gateway.domain.estimate import Estimate
 from gateway.domain.fallback import NoneTook
 from gateway.flow.deadline_check import (
     DOUBTED_ONE_IN,
-    LENIENT,
     TRIED_ONE_IN,
     TimesAhead,
     TooLate,
@@ -29,12 +29,16 @@ from gateway.flow.deadline_check import (
     is_doubtful,
     out_of_reach,
 )
-from gateway.statistics import RecentShare
+from gateway.statistics import FadingShare
 from tenants.pricing.pricing import PriceBook
 from tenants.types import Tier
 
 WAIT_HEADER = "X-Fairgate-Max-Wait-S"
 COST_HEADER = "X-Fairgate-Max-Cost-Usd"
+
+
+MEMORY_S = 10.0
+GOOD_TIME = 0.5
 
 
 class NotInTime(Exception):
@@ -99,19 +103,19 @@ class TargetGate:
     """Refuses requests that would miss a target. The control loop sets its strictness and reads its averages
     (`control_rules.py`). Pure; one writer."""
 
-    def __init__(self) -> None:
-        self.strictness = 0.0
+    def __init__(self, strictness: float = 0.0) -> None:
+        self.strictness = strictness
         """Factor on expected times compared with targets; 0: no request is refused for a target."""
-        self.expected_late = RecentShare()
+        self.expected_late = FadingShare(MEMORY_S)
         """Of recent requests with a target, refused or not."""
-        self.mistaken = RecentShare()
-        """Share that missed a target, of ended requests that were expected to keep theirs."""
+        self.in_good_time = FadingShare(MEMORY_S)
+        """Share that took at most `GOOD_TIME` of each target, of ended requests."""
         self._out_of_reach = 0
         self._doubted = 0
 
-    def keeps_out(self, ahead: TimesAhead, targets_s: Mapping[str, float]) -> TooLate | None:
+    def keeps_out(self, ahead: TimesAhead, targets_s: Mapping[str, float], now_s: float) -> TooLate | None:
         """None: it may be queued."""
-        self.expected_late.note(float(out_of_reach(ahead, targets_s, 1.0) is not None))
+        self.expected_late.note(float(out_of_reach(ahead, targets_s, 1.0) is not None), now_s)
         late = out_of_reach(ahead, targets_s, self.strictness)
         if late is None:
             return None
@@ -122,10 +126,11 @@ class TargetGate:
         self._out_of_reach += 1
         return late if self._out_of_reach % TRIED_ONE_IN else None
 
-    def learn(self, ahead: TimesAhead, targets_s: Mapping[str, float], *, missed: bool) -> None:
-        """A request that was admitted has ended."""
-        if out_of_reach(ahead, targets_s, LENIENT) is None:
-            self.mistaken.note(float(missed))
+    def learn(self, targets_s: Mapping[str, float], took_s: Mapping[str, float], now_s: float) -> None:
+        """A request that was admitted has ended. `took_s`: seconds by metric, of those that are known."""
+        used = [took_s[metric] / target_s for metric, target_s in targets_s.items() if metric in took_s]
+        if used:
+            self.in_good_time.note(float(max(used) <= GOOD_TIME), now_s)
 
 
 Targets = Callable[[str, Tier], Mapping[str, float]]
@@ -147,10 +152,13 @@ class Admission(TargetGate):
     """Of one pool. Use from one event loop."""
 
     def __init__(
-        self, targets: Targets = no_targets, on_refused: Callable[[str, Tier, str], None] = ignore
+        self,
+        targets: Targets = no_targets,
+        on_refused: Callable[[str, Tier, str], None] = ignore,
+        strictness: float = 0.0,
     ) -> None:
         """`on_refused` is called with tenant, tier and metric of a target that refused a request."""
-        super().__init__()
+        super().__init__(strictness)
         self.targets_s = targets
         self._on_refused = on_refused
         self.factor = 1.0
@@ -168,7 +176,7 @@ class Admission(TargetGate):
         targets_s = self.targets_s(call.principal.tenant_id, call.tier)
         if call.binding is not None or estimate is None or not targets_s:
             return
-        late = self.keeps_out(estimate, targets_s)
+        late = self.keeps_out(estimate, targets_s, now_s)
         if late is not None:
             raise TargetUnreachable(late)
 
@@ -180,8 +188,6 @@ class Admission(TargetGate):
         if isinstance(cause, TargetUnreachable):
             self._on_refused(call.principal.tenant_id, call.tier, METRICS[cause.late.what])
 
-    def ended(self, call: Call, estimate: Estimate | None, *, missed: bool) -> None:
-        """A request that was admitted has ended."""
-        targets_s = self.targets_s(call.principal.tenant_id, call.tier)
-        if targets_s and estimate is not None:
-            self.learn(estimate, targets_s, missed=missed)
+    def ended(self, call: Call, took_s: Mapping[str, float], now_s: float) -> None:
+        """As `learn`."""
+        self.learn(self.targets_s(call.principal.tenant_id, call.tier), took_s, now_s)

@@ -117,6 +117,14 @@ class Times:
             _earlier(self.ended_s, to_end_s, last_s or arrived_s),
         )
 
+    def sooner(self, lag_s: float) -> Times:
+        """The times if the tokens had been here so much sooner."""
+        least_s = self.arrived_s if self.dispatched_s is None else self.dispatched_s
+        first_s = _earlier(self.first_token_s, lag_s, least_s)
+        last_s = _earlier(self.last_token_s, lag_s, first_s or least_s)
+        ended_s = _earlier(self.ended_s, lag_s, last_s or least_s)
+        return Times(self.arrived_s, self.dispatched_s, first_s, last_s, ended_s)
+
     def tpot_s(self, output_tokens: int) -> float | None:
         """Time per output token after the first, as seen here."""
         if self.first_token_s is None or self.last_token_s is None or output_tokens < 2:

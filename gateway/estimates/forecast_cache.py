@@ -1,8 +1,8 @@
 """Cache of queue replays: one surface, off which all requests read their forecasts.
 
 One replay (`engine/forecast/wait/probing.py`) builds the surface for all tenants and tiers. It is rebuilt
-beside the requests, at most once in `every_s`, and so rarely that replays take at most a twenty-fifth of the
-process. A request replays itself only where there is no surface yet, or only one from before a pause; a quote
+beside the requests, at most once in `every_s`, and so rarely that replays take at most 4 % of the process
+(`REST`). While requests wait another process (`replay_process.py`) adds sampled futures. A request replays itself only where there is no surface yet, or only one from before a pause; a quote
 (`replay_for`) where that share allows it.
 
 What has its estimate and is not queued yet (`on_the_way.py`) is in a replay like what waits, and estimates
@@ -35,6 +35,7 @@ from gateway.estimates.on_the_way import OnTheWay
 from gateway.flow.controller import FlowController, Ticket
 
 REST = 24.0
+"""Rest after a replay on the event loop, in times of what it took."""
 CALM = 8.0
 PAUSE_S = 0.5
 """An older surface is from before a pause: the next request rebuilds it."""
@@ -56,6 +57,7 @@ NOTED_EVERY_S = 1.0
 SIZES_SEEN = 256
 RANKS = tuple(TIER_RANKS.values())
 PROCESS_EVERY_S = 1.0
+"""How often the other process is asked."""
 KNOT_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Of the sizes seen lately, where probes stand."""
 MAX_COMING = 256
@@ -303,8 +305,6 @@ class ForecastCache:
 
     def _build(self, now_s: float) -> Surface:
         self._surface = surface = self._replay(self._lines_now(now_s), self._knots(), now_s)
-        if self._futures is not None and now_s - self._futures.at_s < STALE_S:
-            surface.spread_as(self._futures)
         self._ahead_then = self._ahead_by_rank()
         self._since = ComingSince()
         self._queued_then = len(self._flow)
@@ -355,6 +355,8 @@ class ForecastCache:
         started_s = self._stopwatch()
         self.replays += 1
         surface = self._picture(lines, knots, now_s, most_events, for_tenant).surface()
+        if self._futures is not None and now_s - self._futures.at_s < STALE_S:
+            surface.spread_as(self._futures)
         self._rest_until_s = max(now_s, self._rest_until_s) + (self._stopwatch() - started_s) * REST
         return surface
 

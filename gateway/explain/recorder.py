@@ -285,7 +285,10 @@ class RequestRecorder:
         if outcome is RequestOutcome.REFUSED:
             return 0  # refused on arrival: its client was answered immediately
         compared = self._slo.ended(self._pool, facts, Tier(run.call.tier))
-        self._admission.ended(run.call, run.estimate, missed=compared.missed > 0)
+        lag_s, ended_s = run.lag_s, facts.ended_s
+        took_s = {metric.value: facts.actual_s(metric) for metric in (Metric.TTFT, Metric.E2E)}
+        known_s = {metric: max(0.0, each - lag_s) for metric, each in took_s.items() if each is not None}
+        self._admission.ended(run.call, known_s, ended_s)
         return compared.to_judge
 
 

@@ -12,9 +12,10 @@ its reason. The rules, by their objective (attainment first, goodput second):
 
 When none of them holds, the knobs return to the operator's settings. Targets that are missed while requests
 wait are for admission, as what is admitted then is late in any case; where many requests are expected to miss
-their targets (overload) those are refused, or all would miss theirs: the more strictly, the more often the
-forecast admits a request that misses its target. Every rule has two thresholds (hysteresis): it begins above
-the one, and ends below the other. At most one knob turns back in a minute.
+their targets (overload) those are refused, or all would miss theirs. A forecast's p90 already widens by what
+was late, so no rule makes it count more for that; where most is served well within its target it counts half.
+Every rule has two thresholds (hysteresis): it begins above the one, and ends below the other. At most
+one knob turns back in a minute, admission aside (`ADMISSION_REVERSAL_S`).
 
 An operator's brake bounds a knob from above while it lasts, whatever the rules want.
 
@@ -31,13 +32,15 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import isfinite, isnan
 
-from gateway.flow.deadline_check import LENIENT, STRICT
+from gateway.flow.deadline_check import FIRM, LENIENT, STRICT
 
 MAX_MOVES = 1_000
 HANDED_ON_MOVES = 16
 """As many as one observation of all knobs can make, and some."""
 REVERSAL_S = 60.0
 """A knob reverses no sooner, nor sooner after another one did."""
+ADMISSION_REVERSAL_S = 15.0
+"""Admission reverses no sooner, whatever others did: it binds newcomers alone, and bursts are short."""
 BURSTS_S = 300.0
 """After an overload another one is likely for this long."""
 LOWEST, HIGHEST = -float("inf"), float("inf")
@@ -143,8 +146,8 @@ class Observation:
     """For lack of memory."""
     expected_late: float = 0.0
     """Share of the last requests, refused or not, that were expected to miss their target."""
-    mistaken: float = 0.0
-    """Of those that ended and were expected to keep their targets, those that missed one."""
+    in_good_time: float = 0.0
+    """Of those that ended, those that took at most half of each target."""
     spare_share: float = 0.0
     """Of the engines' capacity, places and memory, idle."""
     higher_waits: bool = False
@@ -211,11 +214,14 @@ class ControlRule:
         return value >= (self.ends if held else self.begins)
 
 
-OVERLOAD = ControlRule("targets about to be missed", 0.05, 0.01, ((Knob.ADMISSION, 1.0),), BURSTS_S)
-MISTAKEN = ControlRule(
-    "overload, and the forecast was mistaken", 0.05, 0.02, ((Knob.ADMISSION, STRICT),), BURSTS_S
+OVERLOAD = ControlRule("targets about to be missed", 0.05, 0.01, ((Knob.ADMISSION, FIRM),), BURSTS_S)
+IN_GOOD_TIME = ControlRule(
+    "overload, and most is served well within its target", 0.7, 0.5, ((Knob.ADMISSION, LENIENT),)
 )
-TRUSTED = ControlRule("overload, and the forecast keeps its word", 0.99, 0.96, ((Knob.ADMISSION, LENIENT),))
+"""The forecast expects too much, or the load has fallen below the capacity."""
+MOST_DOUBT = 0.25
+"""At most so much less counts what was served in good time while newcomers are expected to be late: it came
+before them."""
 NEEDED = ControlRule(
     "a higher tier waits, or targets are about to be missed", 1.0, 1.0, ((Knob.QUOTA, LOWEST),)
 )
@@ -236,8 +242,7 @@ RULES = (
             (Knob.RESERVE_QUANTILE, HIGHEST),
         ),
     ),
-    MISTAKEN,
-    TRUSTED,
+    IN_GOOD_TIME,
     OVERLOAD,
     ControlRule(
         "targets missed",
@@ -419,8 +424,9 @@ class Control:
         values = {
             "KV nearly full": max(seen.kv_share, 1.0 if seen.evictions else 0.0),
             OVERLOAD.name: seen.expected_late,
-            MISTAKEN.name: seen.mistaken if is_overload else 0.0,
-            TRUSTED.name: 1 - seen.mistaken if is_overload else 0.0,
+            IN_GOOD_TIME.name: seen.in_good_time * (1 - min(MOST_DOUBT, seen.expected_late))
+            if is_overload
+            else 0.0,
             "targets missed": missed,
             "lengths widely spread": seen.length_spread,
             "prefix hits high": seen.prefix_hit_share,
@@ -450,11 +456,15 @@ class Control:
         way = 1 if after > before else -1
         last_s, last_way = self._last.get(knob, (-float("inf"), way))
         if way != last_way and not is_recall:
+            is_own = knob is Knob.ADMISSION
+            reversal_s, any_s = (
+                (ADMISSION_REVERSAL_S, LOWEST) if is_own else (self._reversal_s, self._reversed_s)
+            )
             # Who only returns to rest leaves the next minute to those that a rule speaks for.
-            rest_s = self._reversal_s if reason == NO_REASON else 0.0
-            if now_s - max(last_s + rest_s, self._reversed_s) < self._reversal_s:
+            rest_s = reversal_s if reason == NO_REASON else 0.0
+            if now_s - max(last_s + rest_s, any_s) < reversal_s:
                 return None
-            if knob not in LENT:
+            if knob not in LENT and not is_own:
                 self._reversed_s = now_s
         stood = self._value(knob)
         self._values[knob] = after

@@ -115,8 +115,8 @@ class ControlLoop:
         arrivals_per_s: Callable[[float], float] = lambda now_s: 0.0,
         attainment: Callable[[], float | None] = lambda: None,
         prefix_hits: Callable[[], float | None] = lambda: None,
-        expected_late: Callable[[], float | None] = lambda: None,
-        mistaken: Callable[[], float | None] = lambda: None,
+        expected_late: Callable[[float], float] = lambda now_s: 0.0,
+        in_good_time: Callable[[float], float] = lambda now_s: 0.0,
         own_rests: Callable[[], Mapping[Knob, float]] | None = None,
         feed: ControlFeed | None = None,
         on_moves: Callable[[Control, Sequence[Move]], None] = lambda control, moves: None,
@@ -124,8 +124,8 @@ class ControlLoop:
     ) -> None:
         """`rests`: the operator's positions of knobs that differ from `DEFAULT_BOUNDS`; `own_rests`: the same
         as of now (the policy may change). `attainment`: share of recent targets met; `prefix_hits`: share of
-        recent prompt tokens found in a cache; `expected_late`: share of recent requests expected to miss
-        their target; `mistaken`: of those expected to keep it, the share that missed; None: unknown. `feed`:
+        recent prompt tokens found in a cache; None: unknown. `expected_late`: share of recent requests
+        expected to miss their target; `in_good_time`: of those that ended, the share well within it. `feed`:
         agreement between gateways that share the queue; None: not shared. `on_moves` gets every move of this
         gateway, made or advised, once applied; `may_lend`: a limit has a ceiling, so that it can use spare
         capacity."""
@@ -152,7 +152,7 @@ class ControlLoop:
         self._attainment = attainment
         self._prefix_hits = prefix_hits
         self._expected_late = expected_late
-        self._mistaken = mistaken
+        self._in_good_time = in_good_time
         self._on_moves = on_moves
         self._may_lend = may_lend
         self._preemptions = 0
@@ -281,8 +281,8 @@ class ControlLoop:
             attainment=self._attainment(),
             queued=len(self._flow),
             evictions=evictions,
-            expected_late=self._expected_late() or 0.0,
-            mistaken=self._mistaken() or 0.0,
+            expected_late=self._expected_late(now_s),
+            in_good_time=self._in_good_time(now_s),
             spare_share=spare_share(
                 sum(len(snapshot.running) + len(snapshot.waiting) for snapshot in snapshots),
                 self._places(),

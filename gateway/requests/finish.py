@@ -278,7 +278,8 @@ class RequestFinisher:
             if outcome is RequestOutcome.COMPLETED:
                 # A promise is learned from as it is judged: without what its tenant's own later work took.
                 times = run.times if redemption is None else run.times.without(*redemption.own_s)
-                self._estimates.judge(run.estimate, times, charged.output_tokens, run.waiting)
+                told = times.sooner(run.lag_s)
+                self._estimates.judge(run.estimate, told, charged.output_tokens, run.waiting)
             elif run.in_line:
                 self._estimates.judge(run.estimate, run.times, None, run.waiting)
         self._metrics.ended.add(

@@ -19,7 +19,7 @@ from gateway.domain.estimate import Estimate, Times
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.quote_redemption import Redemption
 from gateway.domain.targets import NO_TARGETS, RequestTargets
-from gateway.domain.timeline import Timeline, TimelineKind
+from gateway.domain.timeline import Timeline, TimelineKind, lags_s
 from gateway.domain.usage import SequenceUse
 from gateway.estimates.overdue import WatchedWait
 from gateway.trace_context import RequestTrace
@@ -29,6 +29,8 @@ from tenants.pricing.pricing import PriceBook
 from tenants.quota.store import LimitState
 from tenants.types import NOTHING, Amounts
 
+SHORTEST_LAG_S = 0.25
+"""An engine reads no command during a step: shorter lags may be its own."""
 PIECE_BYTES = 100
 """Overhead of a piece of text, and of each of its log probabilities."""
 
@@ -236,6 +238,14 @@ class Run:
         """From its first byte to the queue, without the wait for its tenant's limits."""
         in_line_s = self.times.arrived_s if self.in_line_s is None else self.in_line_s
         return max(0.0, self.read_s + in_line_s - self.times.arrived_s - self.limited_s)
+
+    @property
+    def lag_s(self) -> float:
+        """How much later the first token was here than its engine needed for it, from `SHORTEST_LAG_S` on:
+        the gateway's own stalls, no load of the engine."""
+        outcomes = [use.outcome for use in self.uses if use.outcome is not None]
+        lag_s, _ = lags_s(self.timeline, self.times, outcomes)
+        return lag_s if lag_s >= SHORTEST_LAG_S else 0.0
 
     @property
     def status(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from engine.entry import QueueEntry
 from engine.forecast.length.length import LengthForecast
 from ops.simulate.traffic.requests import SimulatedRequest
 
@@ -35,10 +34,6 @@ class Learned:
         """Of the tenant's answers that have ended by now."""
         forecast, tenant = self._forecast, request.tenant
         return forecast.quantile(tenant, MODEL, 0.5), forecast.quantile(tenant, MODEL, HIGH)
-
-    def draw(self, entry: QueueEntry, u: float, generated: int, most: int) -> int:
-        """Quantile `u` of the tenant's answers, given that `generated` tokens are out, at most `most`."""
-        return self._forecast.quantile(entry.tenant_id, MODEL, u, generated, most)
 
     def ended(self, request: SimulatedRequest) -> None:
         self._forecast.observe(request.tenant, MODEL, request.output_tokens)

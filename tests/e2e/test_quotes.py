@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +201,20 @@ def refused_quote(answer: httpx.Response) -> str:
     """Why nothing was quoted."""
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "estimates_off")
     return str(answer.json()["error"]["message"])
+
+
+def test_while_requests_wait_a_p90_is_that_of_sampled_futures(server: Server, key: str) -> None:
+    """A process of the server's own replays them."""
+    long = BODY | {"max_tokens": 60, "ignore_eos": True}
+    with server.http(key) as client, ThreadPoolExecutor(60) as pool:
+        answers = [pool.submit(client.post, "/v1/completions", json=long) for _ in range(60)]
+
+        def is_sampled() -> bool:
+            [offer] = quote(client, service_tier="flex")["quotes"]
+            if "sampled futures" not in offer["basis"]:
+                return False
+            assert offer["wait_s"]["p50"] < offer["wait_s"]["p90"], offer
+            return True
+
+        until(is_sampled)
+        assert {answer.result().status_code for answer in answers} == {200}

@@ -16,6 +16,8 @@ from tests.support.commands import answer_of
 from tests.support.server_process import MODEL, Server, server_process, until
 
 PATIENCE_S = 20_000
+STRICTNESS = 0.02
+"""What waits for seconds is far from being refused."""
 ENDLESS = {"model": MODEL, "prompt": "on and on", "max_tokens": 8000, "ignore_eos": True, "stream": True}
 SHORT = {"model": MODEL, "prompt": "short", "max_tokens": 4, "ignore_eos": True, "stream": True}
 PROGRESS = {"x-fairgate-progress": "1"}
@@ -25,6 +27,7 @@ PROGRESS = {"x-fairgate-progress": "1"}
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[Server]:
     arguments = ["--engine-max-sequences", "1", "--gateway-ttl-standard", str(PATIENCE_S)]
+    arguments += ["--gateway-admission", str(STRICTNESS)]
     with server_process(tmp_path_factory.mktemp("targets"), chat_model, *arguments) as running:
         yield running
 
@@ -95,3 +98,25 @@ def test_admissions_go_by_the_targets_of_tenant_and_tier(
     assert order == [0, 1, 2, 3] or (policy == "priority" and order[:2] == [0, 1]), (
         "without targets by arrival"
     )
+
+
+def test_the_setting_alone_refuses_what_is_expected_after_its_target(
+    narrow: Server, keys: dict[str, str]
+) -> None:
+    def code(tenant: str) -> str | None:
+        with narrow.http(keys[tenant]) as client:
+            answer = client.post("/v1/completions", json=SHORT | {"stream": False, "max_tokens": 200})
+        found: str | None = answer.json()["error"]["code"] if answer.is_error else None
+        return found
+
+    control = narrow.status()["models"]["pools"][MODEL]["control"]
+    assert (control["mode"], control["in_force"]["admission"]) == ("advice", STRICTNESS)
+    assert code("tight") is None, "it has no target yet"
+    made = narrow.admin(
+        "POST", "/slos", {"tier": "standard", "metric": "e2e", "target_s": 0.0001, "tenant": "tight"}
+    )
+    try:
+        assert code("tight") == "target_unreachable"
+        assert code("loose") is None
+    finally:
+        narrow.admin("DELETE", f"/slos/{made['id']}")

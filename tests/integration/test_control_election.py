@@ -17,7 +17,7 @@ import redis.asyncio
 
 from gateway.dispatch.control_feed import ControlFeed
 from gateway.flow.control_rules import DEFAULT_BOUNDS, REVERSAL_S, Control, ControlMode, Knob
-from gateway.flow.deadline_check import STRICT
+from gateway.flow.deadline_check import FIRM
 from gateway.flow.shared.control_session import IN_FORCE_S, LOCK_S
 from tests.support.control_pool import ControlRoom, LoopGateway, observed
 from tests.unit.gateway.pools.test_control_loop import snapshot_of
@@ -149,11 +149,11 @@ def test_no_knob_turns_back_sooner_for_a_hand_over(room: ControlRoom) -> None:
 
 def test_an_overload_lingers_over_a_hand_over(room: ControlRoom) -> None:
     east, west = pair(room)
-    east.look(NOON_S + 1, observed(late=0.5, mistaken=0.5))
-    assert east.control.in_force[Knob.ADMISSION] == STRICT
+    east.look(NOON_S + 1, observed(late=0.5))
+    assert east.control.in_force[Knob.ADMISSION] == FIRM
     for second in range(8, 200, 2):
         west.look(NOON_S + second)
-    assert west.control.in_force[Knob.ADMISSION] == STRICT, "bursts come again"
+    assert west.control.in_force[Knob.ADMISSION] == FIRM, "bursts come again"
 
 
 def test_one_that_leaves_is_followed_at_once(room: ControlRoom) -> None:

@@ -108,7 +108,7 @@ async def test_a_request_that_would_miss_its_target_goes_on_and_is_no_miss(stree
     run = await street.begin()
     await street.ended_elsewhere(run, FallbackReason.DEADLINE)
     assert refused == []
-    assert street.first.lifecycle.admission.expected_late.value == 1.0
+    assert street.first.lifecycle.admission.expected_late.at(0.0) > 0.5
 
 
 @pytest.mark.parametrize("waiting", [1, 2], ids=["its turn comes too late", "the queue is full"])

@@ -6,12 +6,14 @@ The real lifecycle, queue, quota store and ledger, in front of an upstream that 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from engine.forecast.length.length import LengthForecast
 from engine.messages import (
@@ -41,7 +43,7 @@ from gateway.flow.controller import FlowController
 from gateway.flow.window import WindowRule
 from gateway.metrics.registry import Metrics
 from gateway.requests.lifecycle import Lifecycle, LifecycleLimits, PrincipalStandings
-from gateway.requests.run import Closed, Event, Run, SequenceEnded, SequenceOutput
+from gateway.requests.run import SHORTEST_LAG_S, Closed, Event, Run, SequenceEnded, SequenceOutput
 from gateway.upstream.base import (
     OnService,
     ReaderTooSlow,
@@ -155,14 +157,16 @@ class ScriptedEngine:
         delta = Delta(sequence_id, first, [7] * count, "x" * count, gpu_us=gpu_us)
         self.streams[sequence_id].put_nowait(delta)
 
-    def end(self, sequence_id: str, finish: str, *, hidden: int = 0) -> None:
+    def end(
+        self, sequence_id: str, finish: str, *, hidden: int = 0, first_token_s: float | None = None
+    ) -> None:
         """The last word; `hidden` tokens were emitted that never reached the gateway."""
         submit = self.submitted[sequence_id]
         emitted = self.emitted[sequence_id] + hidden
         computed = len(submit.prompt_token_ids) if emitted else 0
         outcome = SequenceOutcome(
             sequence_id, submit.request_id, submit.tenant_id, finish, len(submit.prompt_token_ids), 0,
-            computed, emitted, self.gpu_us[sequence_id], index=submit.index,
+            computed, emitted, self.gpu_us[sequence_id], index=submit.index, first_token_s=first_token_s,
         )  # fmt: skip
         self.streams[sequence_id].put_nowait(Delta(sequence_id, outcome=outcome))
 
@@ -615,6 +619,24 @@ def timed(samples: int, step_s: float = 1.0) -> Snapshot:
     return Snapshot("a", 0, 0.0, [], [], 64, 0, 0, 64, step_time)
 
 
+async def test_a_stall_of_the_gateway_teaches_no_forecast(house: House) -> None:
+    run, (name,) = await house.running()
+    await asyncio.sleep(0)  # it listens
+    assert run.estimate is not None
+    told_s = (SHORTEST_LAG_S, SHORTEST_LAG_S)
+    run.estimate = structs.replace(run.estimate, ttft_s=told_s)
+    asyncio.get_running_loop().call_soon(time.sleep, 2 * SHORTEST_LAG_S)
+    house.engine.emit(name, 1)
+    house.engine.end(name, "stop", first_token_s=0.001)
+    await house.closed(run)
+    await asyncio.sleep(0)
+    assert run.times.ttft_s is not None
+    assert run.lag_s == pytest.approx(run.times.ttft_s, abs=0.1)
+    assert run.lag_s > 1.5 * SHORTEST_LAG_S
+    judged = house.lifecycle._estimates.calibration.coverage["plain", "ttft", 0.9]
+    assert (judged.judged, judged.within) == (1, 1)
+
+
 async def test_a_target_out_of_reach_is_refused_before_anything_is_held(house: House) -> None:
     house.engine.snapshot = timed(100)
     house.lifecycle.admission = Admission(lambda tenant_id, tier: {"ttft": 1e-9})
@@ -628,7 +650,7 @@ async def test_a_target_out_of_reach_is_refused_before_anything_is_held(house: H
     assert (told(refused, closed).status, told(refused, closed).code) == (503, "target_unreachable")
     assert not refused.in_line
     assert await house.ledger.find(refused.call.request_id) == []
-    assert house.lifecycle.admission.expected_late.value == 1.0
+    assert house.lifecycle.admission.expected_late.at(0.0) > 0.5
 
 
 @pytest.mark.parametrize(

@@ -369,7 +369,11 @@ async def test_a_recording_that_does_not_say_what_served_is_refused_by_name_unle
         ((*NINE_TO_TEN, *SMALL, "--weight", "slow=2"), "no request of tenant 'slow' was answered", 1),
         ((*NINE_TO_TEN, *SMALL, "--limits", "none.yaml"), "none.yaml: cannot be read (No such file", 1),
         ((*NINE_TO_TEN, *SMALL, "--option", "slots"), "--option 'slots' is not NAME=VALUE", 2),
-        ((*NINE_TO_TEN, *SMALL, "--option", "slots=-1"), "option slots takes a whole number from 0", 2),
+        (
+            (*NINE_TO_TEN, *SMALL, "--option", "slots=-1"),
+            "option slots takes auto, or a whole number from 0",
+            2,
+        ),
     ],
 )
 def test_what_cannot_be_answered_is_refused_with_the_way_out(

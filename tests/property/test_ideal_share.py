@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.entry import QueueEntry
+from engine.scheduling.options import PolicyOptions
 from engine.step_time.model import PRIOR
 from gateway.explain.fluid_share import FluidMachine, FluidShare
 from gateway.explain.fluid_share import Job as FluidJob
@@ -62,7 +63,11 @@ class Measured:
 
     def __post_init__(self) -> None:
         self.gateway = VirtualGateway(
-            policy=self.policy, max_sequences=SEQUENCES, max_batched_tokens=BATCH, num_blocks=BLOCKS
+            policy=self.policy,
+            options=PolicyOptions(slots=0),  # the fluid machine's sequences all have a token of each step
+            max_sequences=SEQUENCES,
+            max_batched_tokens=BATCH,
+            num_blocks=BLOCKS,
         )
         for at_s, job in self.arrivals:
             self.gateway.at(at_s, job)

@@ -24,11 +24,11 @@ def observed(
     attainment: float | None = None,
     queued: int = 10,
     late: float = 0.0,
-    mistaken: float = 0.0,
+    good: float = 0.0,
     arrivals: float = 10.0,
 ) -> Observation:
     """Quiet traffic, but for what is said."""
-    return Observation(arrivals, spread, kv, hits, 0.02, attainment, queued, 0, late, mistaken)
+    return Observation(arrivals, spread, kv, hits, 0.02, attainment, queued, 0, late, good)
 
 
 class ControlRoom:

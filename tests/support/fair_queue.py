@@ -206,9 +206,7 @@ def keep_waiting(
 def make_pool(
     on_event: Callable[[SimulatedPool], None] = lambda pool: None, ageing_s: Sequence[float] = (math.inf,) * 3
 ) -> SimulatedPool:
-    return fair_pool(
-        POLICY, MACHINE, Constant(MEDIAN_OUTPUT, 0), watch=PoolObserver(on_event=on_event), ageing_s=ageing_s
-    )
+    return fair_pool(POLICY, MACHINE, Constant(), watch=PoolObserver(on_event=on_event), ageing_s=ageing_s)
 
 
 def fair_pool(

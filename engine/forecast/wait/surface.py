@@ -29,6 +29,7 @@ LENGTH_VARIANCE = expm1(LENGTH_SPREAD * LENGTH_SPREAD)
 SMALLEST_ERROR = 0.1
 WAY_P90 = 2.3
 """Of the time until a request is queued, the 90th percentile over the mean: that of an exponential."""
+FUTURES_BASIS = ", sampled futures"
 NOTHING_AHEAD = {"own": 0, "others": 0, "higher_tier": 0}
 """Shared by the forecasts of all requests that go at once: never changed."""
 
@@ -116,17 +117,23 @@ class Surface:
 
     def widen(self, other: Surface) -> None:
         """Takes in another future of the same moment: a wait may be as long as there."""
+        self._has_futures()
         for line, points in self.points.items():
             for point, there in zip(points, other.points.get(line, ()), strict=False):
                 point.late_s = max(point.late_s, there.wait_s)
 
     def spread_as(self, earlier: Surface) -> None:
         """Takes over by how much waits may be longer, from a surface with futures of a moment before."""
+        self._has_futures()
         for (tenant_id, tier), points in self.points.items():
             there = earlier._points_of((tenant_id, tier))
             for point in points:
                 then = _between(there, point.size)
                 point.late_s = point.wait_s + max(0.0, then.late_s - then.wait_s)
+
+    def _has_futures(self) -> None:
+        if FUTURES_BASIS not in self.basis:
+            self.basis += FUTURES_BASIS
 
     def knows(self, tenant_id: str, tier: int) -> bool:
         """Whether this line had probes of its own."""

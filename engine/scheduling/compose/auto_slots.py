@@ -3,8 +3,8 @@
 Where rows of a step cost time, a step of fewer rows is shorter: what sits out a step lets the others go on
 sooner, and weights decide who that is. Where rows are free nobody gains by another's sitting out. So the
 number is the smallest with which a full batch has `KEPT` of the tokens per second that it has with all rows,
-and all rows where leaving some out makes a step hardly shorter. It is never below half of the places: in a
-half-empty batch no stream sits out. Pure.
+and all rows where leaving some out makes a step hardly shorter. It is never below half of the places, so that in a
+half-empty batch no stream sits out, nor below `FEWEST`. Pure.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from engine.messages import StepTime
 KEPT = 0.9
 """Of the throughput with all rows."""
 KEPT_BEFORE_MORE = 0.89
+FEWEST = 8
+"""On fewer places a stream that sits out holds too large a part of them: newcomers wait for it."""
 FEWER_BY = 1 / 8
 """A smaller number is taken where it is smaller by that part of the present one."""
 FREE, FREE_ONCE_FEWER = 0.95, 0.97
@@ -71,7 +73,7 @@ def slots_for(cost: RowCost, places: int, before: int = 0) -> int:
     full_s, full_rate = cost.step_s(places), cost.tokens_per_s(places)
     fewest = KEPT * places * cost.fixed_s / (cost.fixed_s + (1 - KEPT) * places * cost.row_s)
     # Rounded first: 22.000000000000004 rows are 22.
-    rows = max(ceil(round(fewest, 6)), (places + 1) // 2)
+    rows = max(ceil(round(fewest, 6)), (places + 1) // 2, min(places, FEWEST))
     if cost.step_s(rows) > (FREE_ONCE_FEWER if before else FREE) * full_s:
         return 0
     if before and rows > now * (1 - FEWER_BY) and cost.tokens_per_s(now) >= KEPT_BEFORE_MORE * full_rate:

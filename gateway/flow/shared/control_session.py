@@ -234,7 +234,7 @@ def together(seen: Sequence[Observation]) -> Observation:
         queued=sum(observation.queued for observation in seen),
         evictions=max(observation.evictions for observation in seen),
         expected_late=mean("expected_late"),
-        mistaken=mean("mistaken"),
+        in_good_time=mean("in_good_time"),
         spare_share=min(observation.spare_share for observation in seen),
         higher_waits=any(observation.higher_waits for observation in seen),
     )

@@ -8,9 +8,10 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -38,6 +39,10 @@ class Testbed:
     directory: Path
     postgres: Service
     redis: Service
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    """Beyond those of every test bed."""
+    arguments: Sequence[str] = ()
+    """Of each gateway, likewise."""
     servers: list[LocalServer] = field(default_factory=list)
     engine: asyncio.subprocess.Process | None = None
     _gateways: list[contextlib.AsyncExitStack] = field(default_factory=list)
@@ -58,9 +63,9 @@ class Testbed:
             address=self.engine_address,
             data_dir=self.directory / "engine",
             num_blocks=KV_BLOCKS,
-            max_sequences=MAX_SEQUENCES,
             threads=1,
             orphan_s=30.0,
+            **{"max_sequences": MAX_SEQUENCES, **self.engine_options},
         )
         options.data_dir.mkdir(exist_ok=True)
         with (self.directory / "engine.log").open("ab") as log:
@@ -100,7 +105,7 @@ class Testbed:
         arguments = ["--database-url", self.postgres.url, "--redis-url", self.redis.url]
         arguments += ["--engine-address", self.engine_address, *priced(SHIPPED_MODEL)]
         arguments += ["--gateway-stale", str(STALE_S), "--gateway-lease", str(LEASE_S)]
-        return [*arguments, "--gateway-drain", "1", *QUIET]
+        return [*arguments, "--gateway-drain", "1", *QUIET, *self.arguments]
 
     def living(self) -> LocalServer:
         """A gateway that was not killed. Raises `ScenarioFailed`."""
@@ -175,10 +180,14 @@ class BudgetTenant:
 
 
 @contextlib.asynccontextmanager
-async def open_testbed(progress: Callable[[str], None]) -> AsyncIterator[Testbed]:
+async def open_testbed(
+    progress: Callable[[str], None],
+    engine_options: Mapping[str, Any] = MappingProxyType({}),
+    arguments: Sequence[str] = (),
+) -> AsyncIterator[Testbed]:
     """Database, Redis, engine and the first gateway. Raises `NoServer`, `ServerFailed`."""
     with contextlib.ExitStack() as closing:
-        directory = Path(tempfile.mkdtemp(prefix="fairgate-contract-"))
+        directory = Path(tempfile.mkdtemp(prefix="fairgate-bench-"))
         closing.callback(shutil.rmtree, directory, ignore_errors=True)
         progress("starting PostgreSQL and Redis")
         # From this thread: they die with the thread that started them.
@@ -186,7 +195,7 @@ async def open_testbed(progress: Callable[[str], None]) -> AsyncIterator[Testbed
         closing.callback(postgres.stop)
         redis = start_redis()
         closing.callback(redis.stop)
-        testbed = Testbed(directory, postgres, redis)
+        testbed = Testbed(directory, postgres, redis, engine_options, arguments)
         try:
             progress("starting the engine and the first gateway")
             await testbed.start_engine()

@@ -18,7 +18,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -44,6 +44,11 @@ class Observed:
     accounts: list[dict[str, Any]] = field(default_factory=list)
     """The `fairgate` object of each answer."""
     cpu_share: float = 0.0
+
+
+def poisson_instants(rng: random.Random, per_s: float) -> Iterator[float]:
+    """Seconds after the start, without end."""
+    return itertools.accumulate(rng.expovariate(per_s) for _ in itertools.count())
 
 
 class TenantLoad:
@@ -97,12 +102,13 @@ class TenantLoad:
 
     async def _stream(self, per_s: float, count: int | None, most_open: int) -> None:
         loop = asyncio.get_running_loop()
-        due_s, sent = loop.time(), 0
+        begun_s, sent = loop.time(), 0
         is_open: set[asyncio.Task[bool]] = set()
         try:
-            while count is None or sent < count:
-                due_s += self._rng.expovariate(per_s)
-                await asyncio.sleep(max(0.0, due_s - loop.time()))
+            for due_s in poisson_instants(self._rng, per_s):
+                if count is not None and sent >= count:
+                    break
+                await asyncio.sleep(max(0.0, begun_s + due_s - loop.time()))
                 if len(is_open) >= most_open:
                     self._observed.unsent += 1
                     continue

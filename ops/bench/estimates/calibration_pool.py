@@ -18,6 +18,7 @@ from gateway.config import AGEING_S, GatewayConfig
 from gateway.domain.estimate import Estimate, Times
 from gateway.estimates.estimator import Estimator
 from gateway.estimates.forecast_cache import Size
+from gateway.estimates.overdue import WatchedWait
 from gateway.flow.lanes import LaneRule, long_tokens_of
 from ops.simulate.machines.machines import Machine
 from ops.simulate.pool import Member, PoolObserver, SimulatedPool
@@ -52,8 +53,10 @@ class WatchedEngine:
         """With what a virtual engine's core does not know: its step times, and what the run under way has
         emitted by now."""
         snapshot = self._core.snapshot(self.replica_id)
-        running = [self._by_now(sequence) for sequence in snapshot.running]
-        self.snapshot = structs.replace(snapshot, running=running, step_time=self._pool.machine.step_time)
+        running, step_time = [self._by_now(one) for one in snapshot.running], self._pool.machine.step_time
+        self.snapshot = structs.replace(
+            snapshot, running=running, step_time=step_time, mean_step_time=step_time
+        )
 
     def _by_now(self, sequence: RunningSequence) -> RunningSequence:
         if not sequence.emitted_tokens:
@@ -139,8 +142,9 @@ class CalibratedPool:
         self._watched_s = -1.0
         self._quoted: dict[int, tuple[Estimate, QueueEntry]] = {}
         """Open quotes, by the identity of their request."""
-        self._open: dict[int, tuple[SimulatedRequest, Estimate, bool, float]] = {}
-        """By row: the request, its estimate, whether that is a quote, and when it came."""
+        self._open: dict[int, tuple[SimulatedRequest, Estimate, bool, float, WatchedWait | None]] = {}
+        """By row: the request, its estimate, whether that is a quote, when it came, and what it teaches while
+        it waits."""
         self.estimates.forecast_cache.promised = lambda now_s, tenant_id: [
             entry for _, entry in self._quoted.values()
         ]
@@ -180,7 +184,9 @@ class CalibratedPool:
         self, request: SimulatedRequest, name: str, estimate: Estimate, quote: Estimate | None, came_s: float
     ) -> None:
         self.estimates.arrived(self._entry(request, name))
-        self._open[len(self.pool.records) - 1] = request, quote or estimate, quote is not None, came_s
+        told = quote or estimate
+        waiting = self.estimates.waits(name, told, came_s)
+        self._open[len(self.pool.records) - 1] = request, told, quote is not None, came_s, waiting
 
     def _estimate(self, request: SimulatedRequest) -> Estimate:
         tier = Tier(TIERS[request.tier])
@@ -196,13 +202,13 @@ class CalibratedPool:
 
     def _judge(self, pool: SimulatedPool, row: int) -> None:
         self._watch()
-        request, estimate, is_quote, came_s = self._open.pop(row)
+        request, estimate, is_quote, came_s, waiting = self._open.pop(row)
         records, emitted = pool.records, request.output_tokens
         last_s = records.last_s[row]
         times = Times(came_s, records.dispatched_s[row], records.first_s[row], last_s, last_s)
         tier = Tier(TIERS[request.tier])
         cost_nanousd = self._prices.cost_nanousd(MODEL, tier, request.input_tokens, 0, emitted)
-        self.estimates.judge(estimate, times, emitted)
+        self.estimates.judge(estimate, times, emitted, waiting)
         self.estimates.lengths.observe(request.tenant, MODEL, emitted)
         self._on_end(
             EstimateOutcome(estimate, times, emitted, cost_nanousd, is_quote, request.kind, request.tier)

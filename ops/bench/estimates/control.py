@@ -70,11 +70,12 @@ class ControlCase:
     replicas: int
     segment_s: float
     slo: SloLimits
+    policy: str = POLICY
 
 
 @dataclass(frozen=True, slots=True)
-class _Drawn:
-    """Implements `Source` for published settings."""
+class Drawn:
+    """Implements `Source` for requests drawn here."""
 
     name: str
     requests: tuple[SimulatedRequest, ...]
@@ -104,7 +105,7 @@ def dist_shift(slo: SloLimits) -> ControlCase:
         # At first, the first client is silent every other minute.
         if not (client == "client-0" and number == 0 and int(at_s / 60) % 2)
     ]
-    drawn = _Drawn(DIST_SHIFT, tuple(sorted(requests, key=lambda request: request.arrival_s)))
+    drawn = Drawn(DIST_SHIFT, tuple(sorted(requests, key=lambda request: request.arrival_s)))
     return ControlCase(DIST_SHIFT, drawn, A10G_LLAMA_2_7B, 1, DIST_SHIFT_SEGMENT_S, slo)
 
 
@@ -119,15 +120,15 @@ def _case(case: ControlCase, progress: Callable[[str], None]) -> Report:
     rest = Records()
     for setting in SETTINGS:
         progress(f"{case.name}, {setting}")
-        pool, _ = _served(case, ControlMode.OFF, setting)
-        shares[setting] = _attainment(case, pool.records)
+        pool, _ = served(case, ControlMode.OFF, setting)
+        shares[setting] = attainment(case, pool.records)
         if setting == REST:
             rest = pool.records
     progress(f"{case.name}, advice")
-    advised, advice = _served(case, ControlMode.ADVICE)
+    advised, advice = served(case, ControlMode.ADVICE)
     progress(f"{case.name}, acting")
-    pool, moves = _served(case, ControlMode.ACTING)
-    shares[None] = _attainment(case, pool.records)
+    pool, moves = served(case, ControlMode.ACTING)
+    shares[None] = attainment(case, pool.records)
     instants = ("dispatched_s", "first_s", "last_s")
     changes_nothing = all(getattr(advised.records, name) == getattr(rest, name) for name in instants)
     return {
@@ -175,15 +176,13 @@ def judge(
     }
 
 
-def _served(
-    case: ControlCase, mode: ControlMode, setting: Setting = REST
-) -> tuple[SimulatedPool, list[Move]]:
+def served(case: ControlCase, mode: ControlMode, setting: Setting = REST) -> tuple[SimulatedPool, list[Move]]:
     steering = Steering(mode, case.slo)
     steering.admission.strictness = setting.strictness
     # Forecasts are made only where something depends on them.
     foresees = mode is not ControlMode.OFF or setting.strictness > 0
     pool = SimulatedPool(
-        POLICY,
+        case.policy,
         case.machine,
         replicas=case.replicas,
         prefix_caching=case.source.has_prefixes,
@@ -194,7 +193,7 @@ def _served(
     return pool, steering.moves
 
 
-def _attainment(case: ControlCase, records: Records) -> list[float]:
+def attainment(case: ControlCase, records: Records) -> list[float]:
     """By segment: of the requests that came in it, the share that met all targets."""
     count = 1 + int(max(records.arrival_s) // case.segment_s)
     came, met = [0] * count, [0] * count
@@ -206,10 +205,11 @@ def _attainment(case: ControlCase, records: Records) -> list[float]:
 
 
 def most_reversals(moves: Sequence[Move]) -> int:
-    """The most times that any knob turned back within a minute."""
+    """The most times that any knob but admission turned back within a minute."""
     by_knob: dict[Knob, list[Move]] = {}
     for move in moves:
-        by_knob.setdefault(move.knob, []).append(move)
+        if move.knob is not Knob.ADMISSION:
+            by_knob.setdefault(move.knob, []).append(move)
     turned_s = sorted(
         later.at_s
         for its in by_knob.values()

@@ -92,7 +92,7 @@ class DemoTwin(CalibratedPool):
     def serve(self, requests: Iterable[SimulatedRequest], until_s: float) -> list[EstimateOutcome]:
         """The outcomes, with what was cut at `until_s`."""
         self.pool.run(requests, until_s=until_s)
-        for row, (request, estimate, is_quote, came_s) in self._open.items():
+        for row, (request, estimate, is_quote, came_s, _) in self._open.items():
             dispatched_s = self.pool.records.dispatched_s[row]
             times = Times(came_s, dispatched_s if dispatched_s >= 0 else None, ended_s=self.pool.now_s)
             self.outcomes.append(EstimateOutcome(estimate, times, 0, 0, is_quote, request.kind, request.tier))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import click
@@ -75,28 +76,61 @@ def fidelity(**given: Any) -> None:
 
 
 @command()
+@whole("--seeds", least=1, most=20, default=3, help="Streams of requests.")
+@click.option(
+    "--duration", type=click.FloatRange(10, 3600), default=120.0, show_default=True, help="Of each, seconds."
+)
+@click.option(
+    "--load", type=click.FloatRange(0.1, 10), default=1.4, show_default=True, help="Of the engine's capacity."
+)
+@whole("--gateways", least=1, most=8, default=1, help="That share the queue.")
+@whole("--busy", least=0, most=64, default=0, help="Processes beside them that only compute.")
 @click.option(
     "--trace",
     "traces",
     metavar="FILE",
     multiple=True,
-    help="Also this traffic, as for `fairgate simulate` (repeat).",
+    help="Instead, on virtual time: this traffic, as for `fairgate simulate`, or dist_shift (repeat).",
 )
 @whole("--replicas", least=1, most=256, default=1, help="Of an 8B model, each on an H200, for traces.")
 @whole("--limit", least=1, metavar="ROWS", help="The first requests of a trace alone.")
-@click.option("--slo", metavar="TARGETS", default="ttft=2,tpot=0.1", show_default=True, help="In seconds.")
-def control(traces: tuple[str, ...], replicas: int, limit: int | None, slo: str) -> None:
-    """Does the control loop do as well as the best fixed setting, without swinging?
+@click.option("--slo", metavar="TARGETS", default="ttft=2,tpot=0.1", show_default=True, help="Of traces.")
+def control(traces: tuple[str, ...], replicas: int, limit: int | None, slo: str, **live: Any) -> None:
+    """Does the control loop serve in time what can be served in time, without swinging?
 
-    
-    On virtual time: the published setting dist_shift, and traces, with the loop off and its knobs at several
-    settings, with its advice, and acting. By segments (of 5 minutes; of traces, 10) attainment may be a
-    point below the best fixed setting, one knob may turn back in a minute, and advice may change nothing.
+
+    Starts its own PostgreSQL, Redis, engine (10 tokens/s) and gateways, with the loop off and acting in turn;
+    a load of half the capacity follows each run. Ends with 1 where acting serves less than 0.85 of what could
+    have been in time (0.65 beside busy loops), or refuses 30 s after the overload. With --trace on virtual
+    time: the loop off at several settings, with its advice, and acting; by segments (of 5 minutes; of traces,
+    10) attainment may be a point below the best fixed setting, one knob may turn back in a minute, and advice
+    may change nothing.
     --json answers:
+      {"rows": [{"seed": 1, "mode": "acting", "requests": 129, "could": 0.72, "in_time": 0.65,
+       "simulated": 0.66, "refused": 40, "use": 0.95, "refused_later": 0, "strictness_later": 0.0, …}, …],
+       "of_could": 0.9, "least": 0.85, "refused_later": 0, "ok": true}
+    --trace --json answers:
       {"cases": [{"case": "dist_shift", "segments": [{"from_s": 0, "fixed": {"2 ahead, strictness 0": 0.16,
        …}, "best_fixed": "2 ahead, strictness 1.5", "acting": 0.72, "below_best": 0.0}, …], "moves": 12,
        "most_reversals_a_minute": 1, "advice_changes_nothing": true, "ok": true}, …], "ok": true}
     """
+    if traces:
+        _control_of_traces(traces, replicas, limit, slo)
+        return
+    from ops.bench.budgets.testbed import ScenarioFailed
+    from ops.bench.common.errors import CannotBench
+    from ops.bench.estimates import control_live
+    from ops.sandbox.server import ServerFailed
+    from ops.sandbox.services import NoServer
+
+    try:
+        report = asyncio.run(control_live.run(control_live.LiveOptions(**live), tell))
+    except (CannotBench, NoServer, ScenarioFailed, ServerFailed) as error:
+        raise Failure(str(error)) from None
+    verdict(report, lambda: control_live.show(report))
+
+
+def _control_of_traces(traces: tuple[str, ...], replicas: int, limit: int | None, slo: str) -> None:
     from ops.bench.estimates import control as measuring
     from ops.cli.simulate.options import cut, trace_of
     from ops.simulate.machines.machines import roofline_machine
@@ -105,8 +139,11 @@ def control(traces: tuple[str, ...], replicas: int, limit: int | None, slo: str)
 
     try:
         targets = SloLimits.of(slo)
-        cases = [measuring.dist_shift(targets)]
+        cases = []
         for name in traces:
+            if name == measuring.DIST_SHIFT:
+                cases.append(measuring.dist_shift(targets))
+                continue
             source = cut(trace_of(name), 1.0, limit)
             machine = roofline_machine("h200", "8b")
             segment_s = measuring.TRACE_SEGMENT_S

@@ -32,7 +32,8 @@ def bench() -> None:
       fairgate bench engine --model tiny --peers transformers,openvino
       fairgate bench scheduler
       fairgate bench fidelity --policy vtc,fcfs
-      fairgate bench control --trace day.csv.gz --replicas 2
+      fairgate bench control --gateways 2 --busy 2
+      fairgate bench control --trace dist_shift --trace day.csv.gz
       fairgate bench contract --scenario 'kill-*'
       fairgate bench gateway --peers nginx,litellm,portkey
       fairgate bench versus --stacks litellm,plugin

@@ -34,7 +34,7 @@ def policy() -> None:
       fairgate policy list
       fairgate policy explain hybrid
       fairgate policy show
-      fairgate policy moves --worth
+      fairgate policy moves --last 2h
       fairgate policy set hybrid
       fairgate policy solve --max-batch 8 --slo-s 1.5 --out table.json
       fairgate policy learn --trace azure --gpu l40s --speed 1.3 --out learned.json

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.entry import QueueEntry
 from engine.forecast.calibration import Bucket, Calibration, bucket_of
 from engine.forecast.wait.forecast import Figures, Forecast
+from engine.forecast.wait.picture import AnswerLength
 from engine.forecast.wait.replayed_engine import EngineLoad
 from gateway.dispatch.admission import TargetGate
 from gateway.estimates.engine_load import flights_of
 from gateway.estimates.forecast_cache import ForecastCache, Size
-from gateway.flow.controller import InFlight
+from gateway.flow.controller import InFlight, Ticket
 from ops.simulate.pool import DECLARED_TOKENS, SimulatedPool
 from ops.simulate.predictions import Learned
 from ops.simulate.slo import SloLimits
@@ -40,7 +43,7 @@ class SimulatedAdmission(TargetGate):
             self._pool = pool
             # Replays cost a simulated gateway nothing: how long they take here says nothing of its machine.
             self._cache = ForecastCache(
-                pool.flow, self._loads, self._draw, every_s=REPLAY_EVERY_S, stopwatch=lambda: 0.0
+                pool.flow, self._loads, _lengths, every_s=REPLAY_EVERY_S, stopwatch=lambda: 0.0
             )
         cache, now_s = self._cache, pool.now_s
         median, high = self._predictions.predict(request)
@@ -49,7 +52,7 @@ class SimulatedAdmission(TargetGate):
         raw = cache.read(request.tenant, request.weight, request.tier, size, (median, high), now_s)
         bucket = bucket_of(raw, request.tier, is_exact=False)
         corrected = self._calibration.correct(raw, bucket)
-        if self.keeps_out(corrected, self._targets_s) is not None:
+        if self.keeps_out(corrected, self._targets_s, now_s) is not None:
             return False
         self._forecasts[len(pool.records) - 1] = request, bucket, raw, corrected
         terms = median, request.tier, request.weight, high
@@ -61,15 +64,13 @@ class SimulatedAdmission(TargetGate):
         records = pool.records
         request, bucket, raw, corrected = self._forecasts.pop(row)
         self._predictions.ended(request)
-        self.learn(corrected, self._targets_s, missed=not self._slo.met(records, row))
+        took_s = {"ttft": records.ttft_s(row), "e2e": records.e2e_s(row)}
+        self.learn(self._targets_s, took_s, pool.now_s)
         arrived_s = records.arrival_s[row]
         wait_s = records.dispatched_s[row] - arrived_s
         self._calibration.observe(
-            bucket, raw, corrected, {"wait": wait_s, "ttft": records.ttft_s(row), "e2e": records.e2e_s(row)}
+            bucket, raw, corrected, {"wait": wait_s, "ttft": took_s["ttft"], "e2e": took_s["e2e"]}
         )
-
-    def _draw(self, entry: QueueEntry, generated: int, u: float) -> int:
-        return self._predictions.draw(entry, u, generated, DECLARED_TOKENS)
 
     def _loads(self) -> list[EngineLoad]:
         assert self._pool is not None
@@ -93,3 +94,15 @@ class SimulatedAdmission(TargetGate):
             )
             for member in pool.members
         ]
+
+
+def _lengths(tickets: Sequence[Ticket], engines: Sequence[EngineLoad]) -> dict[str, AnswerLength]:
+    """As each request was predicted."""
+    waiting = (ticket.entry for ticket in tickets)
+    running = (flight.entry for load in engines for flight in load.flights)
+    return {
+        entry.entry_id: AnswerLength(
+            DECLARED_TOKENS, entry.predicted_output_tokens, entry.predicted_high_tokens
+        )
+        for entry in (*waiting, *running)
+    }

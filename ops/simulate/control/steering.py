@@ -138,8 +138,8 @@ class Steering:
             attainment=self._attainment.value,
             queued=len(pool.flow),
             evictions=evictions,
-            expected_late=self.admission.expected_late.value or 0.0,
-            mistaken=self.admission.mistaken.value or 0.0,
+            expected_late=self.admission.expected_late.at(pool.now_s),
+            in_good_time=self.admission.in_good_time.at(pool.now_s),
             spare_share=spare_share(
                 sum(running), sum(member.size.max_sequences for member in pool.members), share
             ),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.dispatch.admission import Admission, EstimateExceeds, NotInTime, require_bounds
+from gateway.dispatch.admission import MEMORY_S, Admission, EstimateExceeds, NotInTime, require_bounds
 from gateway.dispatch.dispatcher import NoEngineAvailable
 from gateway.domain.call import Call
 from gateway.domain.fallback import Fallback, NoneTook
@@ -124,7 +124,7 @@ def test_whoever_has_no_target_or_a_quote_or_no_forecast_is_let_in() -> None:
     strict.check(replace(CALL, binding=binding), EXPECTED, 100.0, 106.0)
     assert refused(strict, expires_s=106.0).code == "deadline_unreachable", "a knob refuses others"
     strict.check(CALL, None, 100.0)
-    assert strict.expected_late.value is None, "and says nothing of those that have one"
+    assert strict.expected_late.at(100.0) == 0.0, "and says nothing of those that have one"
 
 
 def test_it_counts_who_would_be_late_whether_refused_or_not() -> None:
@@ -132,7 +132,8 @@ def test_it_counts_who_would_be_late_whether_refused_or_not() -> None:
     for _ in range(3):
         open_.check(CALL, EXPECTED, 100.0)
         refused(strict)
-    assert open_.expected_late.value == strict.expected_late.value == 1.0
+    assert open_.expected_late.at(100.0) == strict.expected_late.at(100.0) > 0.8
+    assert open_.expected_late.at(100.0 + 10 * MEMORY_S) < 0.01, "an overload that has ended is forgotten"
 
 
 def test_some_are_let_in_all_the_same_so_that_the_forecast_learns() -> None:
@@ -156,11 +157,12 @@ def test_where_the_median_keeps_the_target_more_are_let_in() -> None:
         refused(answers)
 
 
-def test_of_those_expected_in_time_it_counts_who_was_not() -> None:
-    admission = gate(ttft=5.0)
-    admission.ended(CALL, EXPECTED, missed=True)
-    admission.ended(CALL, EXPECTED, missed=False)
-    assert admission.mistaken.value == pytest.approx(0.98)
-    for late, estimate in ((gate(ttft=4.9), EXPECTED), (gate(ttft=5.0), None)):
-        late.ended(CALL, estimate, missed=True)
-        assert late.mistaken.value is None
+def test_it_counts_who_was_served_well_within_each_target() -> None:
+    for took_s, is_good in (
+        ({"ttft": 2.5, "e2e": 4.0}, True),
+        ({"ttft": 2.5, "e2e": 4.1}, False),
+        ({}, False),
+    ):
+        admission = gate(ttft=5.0, e2e=8.0)
+        admission.ended(CALL, took_s, 100.0)
+        assert (admission.in_good_time.at(100.0) > 0.5) == is_good

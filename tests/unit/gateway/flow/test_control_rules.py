@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.flow.control_rules import (
+    ADMISSION_REVERSAL_S,
     BURSTS_S,
     DEFAULT_BOUNDS,
     REVERSAL_S,
@@ -16,7 +17,7 @@ from gateway.flow.control_rules import (
     Knob,
     Observation,
 )
-from gateway.flow.deadline_check import LENIENT, STRICT
+from gateway.flow.deadline_check import FIRM, LENIENT
 
 EVERY_S = 5.0
 
@@ -29,9 +30,9 @@ def seen(
     queued: int = 10,
     evictions: int = 0,
     late: float = 0.0,
-    mistaken: float = 0.0,
+    good: float = 0.0,
 ) -> Observation:
-    return Observation(10.0, spread, kv, hits, 0.02, attainment, queued, evictions, late, mistaken)
+    return Observation(10.0, spread, kv, hits, 0.02, attainment, queued, evictions, late, good)
 
 
 def pushed(control: Control, observation: Observation, now_s: float = 0.0) -> dict[Knob, float]:
@@ -59,19 +60,23 @@ def test_each_rule_pushes_its_knobs(observation: Observation, up: set[Knob], dow
     assert {knob for knob, by in moves.items() if by < 0} == down
 
 
-def test_admission_is_as_strict_as_the_forecast_is_wrong() -> None:
+def test_the_forecast_counts_once_under_overload_and_half_where_most_is_served_well_within_its_target() -> (
+    None
+):
     control = Control(ControlMode.ACTING)
 
-    def strictness(at_s: float, late: float, mistaken: float) -> float:
-        control.look(seen(late=late, mistaken=mistaken), at_s)
+    def strictness(at_s: float, late: float, good: float) -> float:
+        control.look(seen(late=late, good=good), at_s)
         return control.values[Knob.ADMISSION]
 
-    assert strictness(0.0, late=0.0, mistaken=0.5) == 0.0, "misses without an overload"
-    assert strictness(5.0, late=0.2, mistaken=0.03) == 1.0
-    assert strictness(10.0, late=0.2, mistaken=0.06) == STRICT
-    assert strictness(15.0 + BURSTS_S, late=0.2, mistaken=0.0) == LENIENT
-    assert strictness(76.0 + BURSTS_S, late=0.0, mistaken=0.0) == LENIENT, "it may begin again"
-    assert strictness(80.0 + 2 * BURSTS_S, late=0.0, mistaken=0.0) == 0.0
+    assert strictness(0.0, late=0.0, good=1.0) == 0.0, "nobody is expected to be late"
+    assert strictness(2.0, late=0.4, good=0.2) == FIRM
+    assert strictness(30.0, late=1.0, good=0.9) == FIRM, "what ends now came before those that are late"
+    assert strictness(32.0, late=1.0, good=0.95) == LENIENT, "a forecast that expects too much"
+    assert strictness(34.0, late=0.4, good=0.3) == LENIENT, "it has just turned"
+    assert strictness(32.0 + ADMISSION_REVERSAL_S, late=0.4, good=0.3) == FIRM, "and turns within seconds"
+    assert strictness(80.0, late=0.0, good=0.8) == LENIENT, "the load has fallen"
+    assert strictness(82.0 + BURSTS_S, late=0.0, good=0.8) == 0.0
 
 
 def test_a_bound_holds_a_knob_down_and_leaves_it_where_the_rules_want_it() -> None:
@@ -144,7 +149,7 @@ def test_bounds_that_make_no_sense_are_refused() -> None:
 traffic = st.builds(
     seen, kv=st.floats(0, 1), spread=st.floats(0, 3), hits=st.floats(0, 1),
     attainment=st.none() | st.floats(0, 1), queued=st.integers(0, 100), evictions=st.integers(0, 2),
-    late=st.floats(0, 1), mistaken=st.floats(0, 1),
+    late=st.floats(0, 1), good=st.floats(0, 1),
 )  # fmt: skip
 
 
@@ -170,7 +175,9 @@ def test_whatever_the_traffic_knobs_stay_within_bounds_and_turn_once_a_minute(
         assert move.reason
         last = turned.get(move.knob)
         goes_up = move.after > move.before
-        if last is not None and last[1] != goes_up:
+        if move.knob is Knob.ADMISSION:
+            assert last is None or last[1] == goes_up or move.at_s - last[0] >= ADMISSION_REVERSAL_S
+        elif last is not None and last[1] != goes_up:
             assert move.at_s - max(last[0], reversed_s) >= REVERSAL_S
             reversed_s = move.at_s
         turned[move.knob] = (move.at_s, goes_up)

@@ -15,11 +15,11 @@ from engine.step_time.model import PRIOR
 from gateway.dispatch.admission import Admission
 from gateway.flow.control_rules import DEFAULT_BOUNDS, RULES, Control, ControlMode, Knob, Move
 from gateway.flow.controller import FlowController, Ticket
-from gateway.flow.deadline_check import LENIENT, STRICT
+from gateway.flow.deadline_check import FIRM, LENIENT
 from gateway.flow.routing import PrefixRouter
 from gateway.flow.window import Replica, WindowRule
 from gateway.pools.control_loop import ControlLoop, bounds_of, queue_setters, setters_of
-from gateway.statistics import RecentShare
+from gateway.statistics import FadingShare, RecentShare
 from tests.support.builders import flow_controller
 
 MOVED_BY_RULES = {knob for rule in RULES for knob, _ in rule.goals}
@@ -129,16 +129,15 @@ def test_what_was_met_and_found_in_caches_is_seen() -> None:
     assert (flow.batch_share, flow.prefix_weight, flow.window.lookahead_sequences) == (0.85, 1.5, 3)
 
 
-def test_who_is_expected_late_is_seen() -> None:
-    late, mistaken = RecentShare(), RecentShare()
-    controlling, _, _ = made(
-        ControlMode.ADVICE, 10, expected_late=lambda: late.value, mistaken=lambda: mistaken.value
-    )
+def test_who_is_expected_late_and_who_was_served_in_good_time_is_seen() -> None:
+    late, good = FadingShare(1e9), FadingShare(1e9)
+    controlling, _, _ = made(ControlMode.ADVICE, 10, expected_late=late.at, in_good_time=good.at)
     assert controlling.look(0.0) == [], "nothing is known"
-    late.note(1.0)
-    assert [(move.knob, move.after) for move in controlling.look(5.0)] == [(Knob.ADMISSION, LENIENT)]
-    mistaken.note(1.0)
-    assert [(move.knob, move.after) for move in controlling.look(10.0)] == [(Knob.ADMISSION, STRICT)]
+    late.note(1.0, 5.0)
+    assert [(move.knob, move.after) for move in controlling.look(5.0)] == [(Knob.ADMISSION, FIRM)]
+    for _ in range(20):
+        good.note(1.0, 20.0)
+    assert [(move.knob, move.after) for move in controlling.look(20.0)] == [(Knob.ADMISSION, LENIENT)]
 
 
 @pytest.mark.parametrize("knob", queue_setters(queue()))

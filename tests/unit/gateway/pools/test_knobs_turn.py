@@ -17,7 +17,7 @@ from gateway.metrics.control import ControlCollector
 from gateway.pools.control_loop import EVERY_S, LEAST_LENGTHS, ControlLoop, setters_of
 from tests.unit.gateway.pools.test_control_loop import Engine, Requests, queue, snapshot_of
 
-CALM: dict[str, Any] = {"attainment": 1.0, "hits": 0.0, "late": 0.0, "mistaken": 0.0, "blocks": 10, "p90": 20}
+CALM: dict[str, Any] = {"attainment": 1.0, "hits": 0.0, "late": 0.0, "good": 0.0, "blocks": 10, "p90": 20}
 
 
 def _any(stands_in: object) -> Any:
@@ -48,8 +48,8 @@ class Load:
             setters_of(self.flow, lifecycle, [self.engine]),
             attainment=lambda: self.said["attainment"],
             prefix_hits=lambda: self.said["hits"],
-            expected_late=lambda: self.said["late"],
-            mistaken=lambda: self.said["mistaken"],
+            expected_late=lambda now_s: self.said["late"],
+            in_good_time=lambda now_s: self.said["good"],
             feed=self.feed,
         )
         assert self.flow.enqueue(Ticket(QueueEntry("r", "t", 0.0, 10, 10, 1), 1, 20), 0.0) is None

@@ -99,7 +99,7 @@ def test_the_published_setting_is_the_one_that_was_published() -> None:
 def test_a_trace_that_is_none_is_refused(tmp_path: object) -> None:
     result = CliRunner().invoke(cli, ["bench", "control", "--trace", f"{tmp_path}/none.csv"])
     assert (result.exit_code, "none.csv" in result.output) == (1, True), result.output
-    wrong = CliRunner().invoke(cli, ["bench", "control", "--slo", "speed=1"])
+    wrong = CliRunner().invoke(cli, ["bench", "control", "--trace", "dist_shift", "--slo", "speed=1"])
     assert (wrong.exit_code, "'speed=1' is no target" in wrong.output) == (2, True)
 
 
@@ -120,15 +120,12 @@ def met(pool: SimulatedPool) -> int:
 
 def test_who_would_be_late_is_refused_and_the_others_are_in_time() -> None:
     open_, _ = served(0.0)
-    strict, steering = served(STRICT)
+    strict, _ = served(STRICT)
     assert sum(open_.records.refused) == 0
     assert met(open_) < 40
     refused = sum(strict.records.refused)
     assert met(strict) > 4 * met(open_)
     assert met(strict) > 0.75 * (400 - refused), "of those let in"
-    assert steering.admission.expected_late.value is not None
-    assert steering.admission.mistaken.value is not None
-    assert steering.admission.mistaken.value < 0.3
 
 
 def test_acting_the_loop_refuses_by_itself_and_with_advice_nobody() -> None:

@@ -150,6 +150,7 @@ def test_every_setting_is_in_the_table_with_help_and_accepted_values() -> None:
         ("gateway.body_limit", "2 KiB", "max_body_bytes", 2048),
         ("gateway.max_queued", "1_000", "max_queued", 1000),
         ("gateway.estimates", "NO", "estimates", False),
+        ("gateway.admission", "1.25", "admission", 1.25),
         ("gateway.control", "Advice", "control", ControlMode.ADVICE),
         (
             "gateway.trusted_proxies",

@@ -167,7 +167,7 @@ def test_what_was_learned_of_full_batches_outlives_a_quiet_time() -> None:
     engine.steps(3 * RENEWED_EVERY - 50)
     for number in range(16):
         engine.replica.core.cancel(f"light{number}")
-    engine.steps(6 * RENEWED_EVERY - 5)
+    engine.steps(20 * RENEWED_EVERY - 2)
     engine.begin("late", 16)
-    engine.steps(6)
+    engine.steps(3)
     assert engine.replica.core.table.most_decodes == PLACES
