@@ -29,7 +29,8 @@ from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate, Times
 from gateway.estimates.engine_load import flights_of
 from gateway.estimates.estimator import Estimator
-from gateway.estimates.forecast_cache import DEBT_S, MAX_COMING, Size, Submit
+from gateway.estimates.forecast_cache import DEBT_S, MAX_COMING, Size
+from gateway.estimates.forecast_cache import Submit as SubmitPicture
 from gateway.estimates.persistence import LENGTHS_FILE, load_lengths, save_lengths
 from gateway.flow.controller import Ticket
 from gateway.flow.window import Replica
@@ -84,7 +85,7 @@ class Bench:
     """A queue, an engine and estimates."""
 
     def __init__(
-        self, replay_took_s: float = 0.0, *, is_enabled: bool = True, submit: Submit | None = None
+        self, replay_took_s: float = 0.0, *, is_enabled: bool = True, submit: SubmitPicture | None = None
     ) -> None:
         """A replay seems to take `replay_took_s`."""
         readings = itertools.count()

@@ -1,4 +1,4 @@
-"""While another process replays, requests read the last surface; what it answers is of its picture's moment."""
+"""While another process replays, requests read the last surface; its answer is of the moment it was asked."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from engine.entry import QueueEntry
 from engine.forecast.wait.picture import Picture
 from engine.forecast.wait.surface import Surface
 from gateway.domain.estimate import Estimate
-from gateway.estimates.forecast_cache import PROCESS_EVERY_S
 from gateway.estimates.replay_process import ReplayFailed
 from gateway.flow.controller import Ticket
 from tenants.types import Tier
 from tests.unit.gateway.estimates.test_estimator import MODEL, SIZE, Bench
-
-TAKES_S = 0.1
 
 
 @dataclass
@@ -39,22 +36,26 @@ class Process:
     """Replays on a virtual clock, and takes its time."""
 
     now_s: float = 0.0
+    takes_s: float = 0.1
     fails: bool = False
     pictures: list[Picture] = field(default_factory=list)
 
     def submit(self, picture: Picture) -> Answer:
         self.pictures.append(picture)
-        return Answer(self, picture, self.now_s + TAKES_S)
+        return Answer(self, picture, self.now_s + self.takes_s)
 
 
 class Run:
-    """A full engine, before which requests of `me` wait."""
+    """A full engine, before which requests of `me` wait; each second brings some of a higher tier."""
 
     def __init__(self, replay_took_s: float) -> None:
         self.process = Process()
         self.bench = Bench(replay_took_s, submit=self.process.submit)
         self.bench.enqueue(10)
         self.bench.dispatch()
+        for number in range(24):
+            at_s = number // 8 - 3.0
+            self.bench.estimates.arrived(QueueEntry(f"u{number}", "urgent", at_s, 100, 80, 0))
         self.come(20)
 
     def come(self, count: int) -> None:
@@ -86,7 +87,8 @@ def test_what_came_since_the_picture_counts_once_before_the_answer_and_after_it(
     meanwhile = run.told(0.1)
     assert (len(run.process.pictures), run.surface_at_s) == (1, 0.0), "the answer is out"
     adopted = run.told(0.17)
-    assert run.surface_at_s == 0.06
+    run.told(0.3)
+    assert (len(run.process.pictures), run.surface_at_s) == (1, 0.06), "it is asked once a second"
     twice = Run(replay_took_s=0.1)
     twice.come(20)
     for told in (meanwhile, adopted):
@@ -97,23 +99,27 @@ def test_what_came_since_the_picture_counts_once_before_the_answer_and_after_it(
 def test_an_answer_older_than_the_surface_tells_how_long_waits_may_be_and_nothing_else() -> None:
     run, without = Run(replay_took_s=0.0), Run(replay_took_s=0.0)
     without.bench.estimates.forecast_cache._submit = None
-    for at_s in (0.0, 0.06, 0.12):
+    for at_s in (0.0, 0.02, 0.06, 0.12):
         assert run.told(at_s) == without.told(at_s)
-    run.told(0.2)
-    adopted, alone = run.told(0.26), without.told(0.26)
-    assert run.surface_at_s == without.surface_at_s == 0.26
+    [picture] = run.process.pictures
+    assert (picture.now_s, run.surface_at_s) == (0.06, 0.12)
+    adopted, alone = run.told(0.165), without.told(0.165)
+    assert run.surface_at_s == 0.12
     assert adopted.wait_s[0] == alone.wait_s[0]
-    assert adopted.wait_s[1] >= alone.wait_s[1]
+    assert adopted.wait_s[1] > alone.wait_s[1]
+    adopted, alone = run.told(0.2), without.told(0.2)
+    assert run.surface_at_s == 0.2
+    assert adopted.wait_s[1] > alone.wait_s[1], "nor is it forgotten at the next replay"
 
 
 def test_an_answer_that_fails_leaves_the_last_surface_and_another_is_asked_for() -> None:
-    run = Run(replay_took_s=0.1)
-    run.process.fails = True
+    run = Run(replay_took_s=0.2)
+    run.process.fails, run.process.takes_s = True, 2.0
     first = run.told(0.0)
-    assert [run.told(0.05 * tick) for tick in range(1, 10)] == [first] * 9
-    assert (len(run.process.pictures), run.surface_at_s) == (1, 0.0)
+    assert [run.told(0.1 * tick) for tick in range(1, 21)] == [first] * 20
+    assert len(run.process.pictures) == 1, "one at a time"
+    assert run.told(2.3) == first
+    assert (len(run.process.pictures), run.surface_at_s) == (2, 0.0)
     run.process.fails = False
-    run.told(0.12 + PROCESS_EVERY_S)
-    assert len(run.process.pictures) == 2, "one in a second"
-    run.told(0.3 + PROCESS_EVERY_S)
-    assert run.surface_at_s == 0.12 + PROCESS_EVERY_S
+    run.told(4.4)
+    assert run.surface_at_s == 2.3

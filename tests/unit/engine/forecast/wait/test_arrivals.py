@@ -91,7 +91,7 @@ def test_sampled_futures_differ_by_their_seed_alone() -> None:
     assert all(first.arrived_s <= second.arrived_s for first, second in pairwise(came(3)))
     assert len({each.entry_id for each in came(3)}) == len(came(3))
     futures = [pattern.future(60.0, Random(seed)) for seed in range(200)]
-    assert mean(future.cost_per_s[0] for future in futures) == pytest.approx(30 / 0.3, rel=0.1)
+    assert mean(future.cost_per_s[0] for future in futures) == pytest.approx(30 / 0.3, rel=0.05)
     lasts_s = [
         median(ArrivalPattern({}, age_s).future(0.0, Random(seed)).lasts_s for seed in range(200))
         for age_s in (0.0, 100.0, 300.0)
