@@ -25,7 +25,7 @@ def picture(
     queue: TieredQueue, counters: ServiceCounters, engines: Sequence[EngineLoad], now_s: float, **fields: Any
 ) -> Picture:
     """Answers are as long as predicted, and nothing more comes."""
-    rest = {
+    rest: dict[str, Any] = {
         "lengths": {}, "sequences": {}, "kv_tokens": {}, "lane_of": one_lane, "promised": (),
         "arrivals": NOTHING_CAME, "lines": (), "tiers": (0, 1, 2), "knots": KNOTS, "most_events": MAX_EVENTS,
     }  # fmt: skip
