@@ -6,6 +6,7 @@ Parametrised over ORDERS: a new order is held to it by being named there.
 from __future__ import annotations
 
 import math
+import pickle
 import random
 from collections.abc import Callable
 
@@ -170,7 +171,9 @@ def test_an_entry_waits_once(make: Make) -> None:
     assert len(order) == 1
 
 
-def test_a_clone_is_independent_and_goes_on_identically(make: Make) -> None:
+@pytest.mark.parametrize("is_pickled", [False, True])
+def test_a_clone_is_independent_and_goes_on_identically(make: Make, *, is_pickled: bool) -> None:
+    """Also where it goes to another process, in one pickle with its counters."""
     counters = ServiceCounters()
     order = make(counters)
     for each in random_entries(5):
@@ -179,6 +182,8 @@ def test_a_clone_is_independent_and_goes_on_identically(make: Make) -> None:
         counters.charge(order.pop(0.0).tenant_id, 1.0, 25)
     counters_copy = counters.clone()
     copy = order.clone(counters_copy)
+    if is_pickled:
+        copy, counters_copy = pickle.loads(pickle.dumps((copy, counters_copy)))
     assert len(copy) == len(order)
 
     def drain(each: Order, charged: ServiceCounters) -> list[str]:

@@ -13,7 +13,6 @@ import pytest
 import redis
 
 from engine.entry import QueueEntry
-from engine.forecast.wait.forecast import forecast
 from engine.forecast.wait.replayed_engine import EngineLoad
 from engine.messages import StepTime
 from engine.scheduling.counters import ServiceCounters
@@ -23,6 +22,7 @@ from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.mirror import MAX_OTHERS, Mirror
 from gateway.flow.types import TokensAhead
 from gateway.flow.window import NUM_RANKS, Replica, WindowRule
+from tests.support.pictures import forecast_of, picture
 from tests.support.shared_pool import PREFIX, Pool, PoolGateway
 
 NOW_S = 1_700_000_000.0
@@ -123,14 +123,7 @@ def test_a_wait_is_forecast_behind_the_other_gateways_requests(house: House) -> 
         counters = mirror.counters.clone()
         candidate = QueueEntry("candidate", "acme", NOW_S, 30, 50)
         load = EngineLoad("a", StepTime(0.01, 0.0, 0.0, 0.0, 100, 0.1), 1, 512, 1, 1_000_000, [])
-        seen = forecast(
-            candidate,
-            queue=mirror.queue_clone(counters),
-            counters=counters,
-            engines=[load],
-            output_tokens=(50, 50),
-            now_s=NOW_S,
-        )
+        seen = forecast_of(candidate, picture(mirror.queue_clone(counters), counters, [load], NOW_S))
         waits.append((seen.wait_s[0], sum(seen.tokens_ahead.values())))
     assert waits[0] == (0.0, 0)
     assert waits[1][0] == pytest.approx(10 * 50 * 0.01, rel=0.3)

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from engine.core.core import EngineConfig
 from engine.entry import QueueEntry
 from engine.forecast.length.length import LengthForecast
-from engine.forecast.wait.arrivals import ArrivalRates
-from engine.forecast.wait.forecast import EngineLoad, Forecast, forecast
+from engine.forecast.wait.arrivals import NOTHING_CAME, RecentArrivals
+from engine.forecast.wait.forecast import Forecast
+from engine.forecast.wait.picture import QUANTILES, AnswerLength
+from engine.forecast.wait.replayed_engine import EngineLoad
 from engine.messages import StepTime, Submit, TenantShare
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.options import PolicyOptions
@@ -23,6 +25,7 @@ from engine.virtual.replica import VirtualReplica, virtual_prompt
 from gateway.estimates.engine_load import flights_of
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.window import Replica, WindowRule
+from tests.support.pictures import forecast_of, picture
 
 REPLICA_ID = "engine-0"
 LIFE = "engine-0/1"
@@ -100,7 +103,7 @@ class VirtualGateway:
             log_records=log_records,
         )
         self.sees_arrivals = True
-        self.rates = ArrivalRates()
+        self.recent = RecentArrivals()
         self.done: list[Done] = []
         self.steps = 0
         self.words = 0
@@ -129,7 +132,7 @@ class VirtualGateway:
         record = Done(job, self.clock.now_s)
         if estimate:
             record.estimate = self.forecast(entry, job)
-        self.rates.observe(entry, self.clock.now_s)
+        self.recent.observe(entry)
         self._records[entry.entry_id] = record
         ticket = Ticket(
             entry, 1, entry.input_tokens + entry.predicted_output_tokens, max_tokens=job.max_tokens
@@ -146,30 +149,30 @@ class VirtualGateway:
         snapshot = self.replica.core.snapshot(REPLICA_ID)
         size = self._sizes[0]
         counters = self.flow.counters.clone()
-        return forecast(
-            entry,
-            queue=self.flow.queue_clone(counters),
-            counters=counters,
-            engines=[
-                EngineLoad(
-                    replica_id=REPLICA_ID,
-                    step_time=snapshot.step_time,
-                    max_sequences=size.max_sequences,
-                    max_batched_tokens=self._max_batched_tokens,
-                    window_sequences=size.max_sequences + self.flow.window.lookahead_sequences,
-                    window_kv_tokens=size.kv_tokens,
-                    flights=flights_of(list(self.flow.in_flight()), snapshot),
-                )
-            ],
-            output_tokens=(
-                entry.predicted_output_tokens,
-                self.lengths.quantile(entry.tenant_id, MODEL_ID, 0.9, max_tokens=job.max_tokens),
-            ),
-            now_s=self.clock.now_s,
-            draw_length=self._draw_length,
-            arrivals=self.rates.streams(self.clock.now_s) if self.sees_arrivals else (),
+        load = EngineLoad(
+            replica_id=REPLICA_ID,
+            step_time=snapshot.step_time,
+            max_sequences=size.max_sequences,
+            max_batched_tokens=self._max_batched_tokens,
+            window_sequences=size.max_sequences + self.flow.window.lookahead_sequences,
+            window_kv_tokens=size.kv_tokens,
+            flights=flights_of(list(self.flow.in_flight()), snapshot),
+        )
+        out = {flight.entry: flight.emitted_tokens for flight in load.flights}
+        seen = picture(
+            self.flow.queue_clone(counters),
+            counters,
+            [load],
+            self.clock.now_s,
+            lengths={
+                each.entry_id: self._length(each, out.get(each, 0))
+                for each in [*out, *(ticket.entry for ticket in self.flow.tickets())]
+            },
+            arrivals=self.recent.pattern(self.clock.now_s) if self.sees_arrivals else NOTHING_CAME,
             lane_of=self.flow.lane,
         )
+        high = self.lengths.quantile(entry.tenant_id, MODEL_ID, 0.9, max_tokens=job.max_tokens)
+        return forecast_of(entry, seen, (entry.predicted_output_tokens, high))
 
     # ------------------------------------------------------------ time
 
@@ -251,10 +254,10 @@ class VirtualGateway:
             entry_id, job.tenant_id, self.clock.now_s, job.input_tokens, median, job.tier, job.weight
         )
 
-    def _draw_length(self, entry: QueueEntry, generated: int, u: float) -> int:
-        ticket = self.flow.ticket(entry.entry_id)
-        max_tokens = ticket.max_tokens if ticket is not None else None
-        return self.lengths.quantile(entry.tenant_id, MODEL_ID, u, generated, max_tokens)
+    def _length(self, entry: QueueEntry, emitted: int) -> AnswerLength:
+        most = self._records[entry.entry_id].job.max_tokens
+        quantiles = [self.lengths.quantile(entry.tenant_id, MODEL_ID, u, emitted, most) for u in QUANTILES]
+        return AnswerLength(most, quantiles=quantiles)
 
 
 def service(gateway: VirtualGateway) -> dict[str, int]:

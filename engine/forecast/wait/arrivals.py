@@ -91,11 +91,12 @@ class ArrivalPattern:
             for index, (rank, rate) in enumerate(rates.items())
         ]
         heapq.heapify(coming)
-        number = 0
+        number = chosen = 0
         while coming and coming[0][0] <= until_s:
             at_s, rank = coming[0]
             rate, bursts = rates[rank], self.tiers[rank].bursts
-            part = random.random() if random else GOLDEN * (number + 1) % 1
+            chosen += 1
+            part = random.random() if random else GOLDEN * chosen % 1
             heapq.heapreplace(coming, (at_s + (random.expovariate(rate) if random else 1 / rate), rank))
             for entry in bursts[int(part * len(bursts))]:
                 number += 1

@@ -177,8 +177,8 @@ class Probing(QueueReplay):
         over = taken + 1 - engine.load.max_sequences
         # One that is owed a place gets it at the next step: a sequence is paused.
         if over > 0 and engine.has_room(line.tier, 1, sum(self._tokens_of(point.size))):
-            ends = heapq.nsmallest(over, (item[0] for item in engine.decodes))
-            steps = max(0, ends[-1] - engine.step) if ends else 0
+            ends = heapq.nsmallest(over, engine.steps_left(line.tier))
+            steps = ends[-1] if ends else 0
             point.place_s = steps * _step_s(engine.load.step_time, len(engine.decodes), engine.decode_context)
         self.began[entry_id] = (engine.step, engine.now_s)
         for (tenant_id, tier), cost in self.had.items():

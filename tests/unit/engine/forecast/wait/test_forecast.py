@@ -5,18 +5,23 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import pytest
 
 from engine.entry import QueueEntry
-from engine.forecast.wait.arrivals import ArrivalRates, ArrivalStream
-from engine.forecast.wait.forecast import EngineLoad, Flight, Forecast, forecast, lognormal_lengths
-from engine.forecast.wait.replay import MAX_REPLAYED, van_der_corput
+from engine.forecast.wait.arrivals import NEW_LOAD_S, NOTHING_CAME, ArrivalPattern, RecentArrivals
+from engine.forecast.wait.forecast import Forecast
+from engine.forecast.wait.picture import AnswerLength
+from engine.forecast.wait.probing import MAX_EVENTS
+from engine.forecast.wait.replay import van_der_corput
+from engine.forecast.wait.replayed_engine import EngineLoad, Flight
 from engine.messages import StepTime
 from engine.scheduling.brakes import Brakes
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.tiers import TieredQueue
 from tests.support.builders import step_time
+from tests.support.pictures import forecast_of, picture
 
 ONE_SECOND_STEPS = step_time(1.0, samples=50)
 
@@ -25,10 +30,6 @@ def entry(
     name: str, tenant: str = "t", *, tier: int = 1, output: int = 10, arrived_s: float = 0.0
 ) -> QueueEntry:
     return QueueEntry(name, tenant, arrived_s, input_tokens=10, predicted_output_tokens=output, tier=tier)
-
-
-def exactly_predicted(each: QueueEntry, generated: int, u: float) -> int:
-    return max(generated + 1, each.predicted_output_tokens)
 
 
 def engine(*flights: Flight, places: int = 1, window: int | None = None, **changes: object) -> EngineLoad:
@@ -54,18 +55,24 @@ def ask(
     *engines: EngineLoad,
     order: str = "vtc",
     counters: ServiceCounters | None = None,
-    **options: object,
+    output_tokens: tuple[int, int] | None = None,
+    **fields: Any,
 ) -> Forecast:
+    """Its probe has a prompt of 16 tokens where the request has one of 10."""
     counters = counters or ServiceCounters()
     queue = TieredQueue(order, counters)
     for each in waiting:
         queue.add(each)
-    values: dict[str, object] = {
-        "output_tokens": (candidate.predicted_output_tokens, candidate.predicted_output_tokens),
-        "now_s": 100.0,
-        "draw_length": exactly_predicted,
-    }
-    return forecast(candidate, queue=queue, counters=counters, engines=engines, **{**values, **options})  # type: ignore[arg-type]
+    return forecast_of(candidate, picture(queue, counters, engines, 100.0, **fields), output_tokens)
+
+
+def steady(rate_per_s: float, tier: int = 0, output: int = 4) -> ArrivalPattern:
+    """What came until the instant of `ask`."""
+    recent = RecentArrivals()
+    for number in range(int(100 * rate_per_s)):
+        at_s = number / rate_per_s
+        recent.observe(entry(f"e{number}", "urgent", tier=tier, output=output, arrived_s=at_s))
+    return recent.pattern(100.0)
 
 
 def test_on_an_idle_engine_a_request_goes_at_once() -> None:
@@ -120,7 +127,7 @@ def test_a_higher_tier_passes_the_queue_and_is_not_kept_out_by_a_window_full_of_
     waiting = [entry(f"w{number}", tier=2) for number in range(5)]
     urgent = ask(entry("me", tier=0), waiting, engine(batch))
     assert urgent.wait_s[0] == 0
-    assert urgent.ttft_s[0] == 1, "in the engine it takes the lower tier's place"
+    assert urgent.ttft_s[0] == 1.5, "half a step is under way; in the engine it takes the lower tier's place"
     assert ask(entry("me", tier=2), waiting, engine(batch)).wait_s[0] == 99 + 50
 
 
@@ -147,8 +154,8 @@ def test_tokens_ahead_are_told_apart_by_cause() -> None:
 
 def test_a_window_of_tokens_holds_back_too() -> None:
     running = flight(entry("runs", output=10), emitted=2)
-    roomy = ask(entry("me"), [], engine(running, places=4, window_kv_tokens=40))
-    full = ask(entry("me"), [], engine(running, places=4, window_kv_tokens=39))
+    roomy = ask(entry("me"), [], engine(running, places=4, window_kv_tokens=43))
+    full = ask(entry("me"), [], engine(running, places=4, window_kv_tokens=42))
     assert roomy.wait_s[0] == 0
     assert full.wait_s[0] == 8
 
@@ -159,8 +166,8 @@ def test_what_is_larger_than_the_window_goes_when_nothing_else_is_there() -> Non
 
 def test_a_request_of_several_sequences_counts_as_many() -> None:
     running = [flight(entry(f"f{left}", output=20), emitted=20 - left) for left in (5, 9)]
-    seen = ask(entry("me"), [], engine(*running, places=3), sequences={"me": 2})
-    assert seen.wait_s[0] == 5
+    seen = ask(entry("me"), [entry("pair")], engine(*running, places=3), sequences={"pair": 2})
+    assert seen.wait_s[0] == 9
 
 
 def test_two_engines_serve_one_queue() -> None:
@@ -169,20 +176,13 @@ def test_two_engines_serve_one_queue() -> None:
     assert ask(entry("me"), [], busy, nearly_done).wait_s[0] == 4
 
 
-def test_a_candidate_that_waits_already_is_forecast_from_where_it_stands() -> None:
-    running = flight(entry("runs", output=10), emitted=4)
-    me = entry("me")
-    seen = ask(me, [me, entry("behind")], engine(running), order="fcfs")
-    assert seen.wait_s[0] == 6
-
-
 def test_an_engine_that_gets_work_in_the_middle_of_a_long_stretch_does_not_go_back_in_time() -> None:
     long_stretch = engine(flight(entry("a", output=80), emitted=1), places=3, window_kv_tokens=60)
     nearly_done = engine(flight(entry("b", output=80), emitted=70), window_kv_tokens=1000)
     blocks_the_line = QueueEntry("large", "t", 0.0, input_tokens=50, predicted_output_tokens=50)
     seen = ask(entry("me"), [blocks_the_line], long_stretch, nearly_done, order="fcfs")
     assert seen.wait_s[0] == 10
-    assert seen.ttft_s[0] == 11
+    assert seen.ttft_s[0] == 11.5
 
 
 def test_charges_are_corrected_in_the_replay_as_in_the_gateway() -> None:
@@ -192,28 +192,32 @@ def test_charges_are_corrected_in_the_replay_as_in_the_gateway() -> None:
     counters.charge("a", 1.0, running.predicted_cost)
     counters.charge("b", 1.0, 100)
 
-    def draw(each: QueueEntry, generated: int, u: float) -> int:
-        return 5 if each.entry_id == "runs" else each.predicted_output_tokens
-
     seen = ask(
         entry("me", "a"), [entry("other", "b")], engine(flight(running, emitted=2)), counters=counters,
-        draw_length=draw,
+        lengths={"runs": AnswerLength(5)},
     )  # fmt: skip
     assert seen.wait_s[0] == 3
 
 
 def test_later_arrivals_that_go_first_are_counted() -> None:
-    running = flight(entry("runs", output=10), emitted=1)
-    stream = ArrivalStream(
-        tenant_id="urgent", tier=0, weight=1.0, rate_per_s=0.2, lasts_s=30.0, input_tokens=10,
-        predicted_output_tokens=4,
-    )  # fmt: skip
-    without = ask(entry("me"), [], engine(running))
-    with_them = ask(entry("me"), [], engine(running), arrivals=[stream])
-    assert without.wait_s[0] == 9
-    assert with_them.wait_s[0] > without.wait_s[0]
-    lower = ArrivalStream("batch", 2, 1.0, 0.2, 30.0, 10, 4)
-    assert ask(entry("me"), [], engine(running), arrivals=[lower]).wait_s[0] == 9
+    load, ahead = engine(flight(entry("runs", output=10), emitted=1)), [entry("ahead")]
+    assert ask(entry("me"), ahead, load).wait_s[0] == 19
+    assert ask(entry("me"), ahead, load, arrivals=steady(0.2)).wait_s[0] > 19
+    assert ask(entry("me"), ahead, load, arrivals=steady(0.2, tier=2)).wait_s[0] == 19
+
+
+def test_beyond_the_limit_a_lower_tier_waits_for_what_comes_above_it_as_long_as_that_comes() -> None:
+    """Two turns are replayed, 14 cost tokens in two seconds each, in which nothing comes yet."""
+    waiting = [entry(f"w{number}", output=2) for number in range(100)]
+    floods = [steady(0.1, output=output) for output in (10, 100, 1_000)]
+    without, *waits = [
+        ask(entry("me", tier=2), waiting, engine(), arrivals=arrivals, most_events=4).wait_s[0]
+        for arrivals in (NOTHING_CAME, *floods)
+    ]
+    assert without == pytest.approx(2 * 99)
+    for wait_s, flood in zip(waits, floods, strict=True):
+        busy = flood.future(100.0).cost_per_s[0] / 7
+        assert wait_s - without == pytest.approx(busy * (NEW_LOAD_S - 2)), "finite in an overload"
 
 
 def test_more_queue_means_more_wait() -> None:
@@ -228,7 +232,7 @@ def test_more_queue_means_more_wait() -> None:
 
 def test_a_very_long_queue_is_extrapolated_and_says_so() -> None:
     running = flight(entry("runs", output=10), emitted=5)
-    depth = MAX_REPLAYED * 4
+    depth = MAX_EVENTS * 4
     waiting = [entry(f"w{number}") for number in range(depth)]
     seen = ask(entry("me", arrived_s=1e6), waiting, engine(running), order="fcfs")
     assert seen.basis == "replay, extrapolated"
@@ -251,9 +255,7 @@ def test_before_the_first_measured_step_the_basis_says_so() -> None:
 
 def test_p90_is_never_below_p50() -> None:
     running = [flight(entry(f"f{number}", output=30), emitted=number + 1) for number in range(4)]
-    seen = ask(
-        entry("me"), [entry("w")], engine(*running, places=4), output_tokens=(10, 40), draw_length=None
-    )
+    seen = ask(entry("me"), [entry("w")], engine(*running, places=4), output_tokens=(10, 40))
     for pair in (seen.wait_s, seen.ttft_s, seen.tpot_s, seen.e2e_s, seen.output_tokens):
         assert pair[0] <= pair[1]
     assert seen.wait_s[0] < seen.wait_s[1]
@@ -261,67 +263,13 @@ def test_p90_is_never_below_p50() -> None:
 
 def test_lengths_are_spread_over_their_distribution() -> None:
     assert [van_der_corput(index) for index in range(1, 8)] == [0.5, 0.25, 0.75, 0.125, 0.625, 0.375, 0.875]
-    draw = lognormal_lengths(0.7)
-    each = entry("x", output=100)
-    assert draw(each, 0, 0.5) == 100
-    assert draw(each, 0, 0.1) < 100 < draw(each, 0, 0.9)
-    assert draw(each, 500, 0.5) > 500
-    assert draw(each, 500, 0.999) > draw(each, 500, 0.5)
-
-
-def test_a_steady_stream_is_seen_as_often_as_it_comes() -> None:
-    rates = ArrivalRates()
-    for number in range(400):
-        rates.observe(entry(f"e{number}"), number * 0.25)
-    (stream,) = rates.streams(100.0)
-    assert stream.rate_per_s == pytest.approx(4.0, rel=0.05)
-    assert (stream.tenant_id, stream.tier, stream.input_tokens) == ("t", 1, 10)
-    assert stream.lasts_s == pytest.approx(99.75)
-
-
-def test_a_burst_is_not_a_rate() -> None:
-    rates = ArrivalRates()
-    for number in range(50):
-        rates.observe(entry(f"e{number}"), number * 0.001)
-    assert all(stream.rate_per_s * stream.lasts_s < 2 for stream in rates.streams(0.05))
-
-
-def test_a_burst_in_a_steady_stream_is_no_rate_either_and_a_flood_is_one() -> None:
-    rates, flood = ArrivalRates(), ArrivalRates()
-    for number in range(400):
-        rates.observe(entry(f"e{number}"), number * 1.0)
-    for number in range(200):
-        rates.observe(entry(f"b{number}"), 400.0)
-    (stream,) = rates.streams(400.1)
-    assert stream.rate_per_s == pytest.approx(1.0, rel=0.3)
-    for number in range(4000):
-        flood.observe(entry(f"f{number}"), number * 0.01)
-    (stream,) = flood.streams(40.0)
-    assert stream.rate_per_s == pytest.approx(100.0, rel=0.05)
-
-
-def test_a_stream_that_stopped_is_forgotten() -> None:
-    rates = ArrivalRates()
-    for number in range(40):
-        rates.observe(entry(f"e{number}"), number * 0.1)
-    assert rates.streams(4.0) != []
-    assert rates.streams(104.0) == []
-
-
-def test_a_single_request_is_no_stream() -> None:
-    rates = ArrivalRates()
-    rates.observe(entry("e"), 5.0)
-    assert rates.streams(5.0) == []
-    assert rates.streams(6.0) == []
-
-
-def test_streams_are_bounded() -> None:
-    rates = ArrivalRates(max_streams=10)
-    for number in range(1000):
-        rates.observe(entry(f"e{number}", f"t{number % 100}"), number * 0.01)
-    assert len(rates.streams(10.0)) <= 10
-    with pytest.raises(ValueError, match="memory_s"):
-        ArrivalRates(memory_s=0.0)
+    known = AnswerLength(1_000, median=100, high=200)
+    assert known.draw(0, 0.1) < known.draw(0, 0.5) < known.draw(0, 0.9)
+    assert known.draw(0, 0.5) == pytest.approx(100, rel=0.05)
+    assert 500 < known.draw(500, 0.5) <= known.draw(500, 0.999) <= 1_000
+    like_others = AnswerLength(60, quantiles=[10, 20, 70])
+    assert [like_others.draw(0, u) for u in (0.0, 0.5, 0.99)] == [10, 20, 60]
+    assert AnswerLength(60).draw(0, 0.01) == 60, "a length that is known"
 
 
 def test_forecasts_need_neither_numpy_nor_torch() -> None:
@@ -329,7 +277,7 @@ def test_forecasts_need_neither_numpy_nor_torch() -> None:
         """
         import sys
         import engine.client.client, engine.forecast.wait.arrivals
-        import engine.forecast.length.length, engine.forecast.wait.forecast
+        import engine.forecast.length.length, engine.forecast.wait.worker
         import engine.step_time.model, engine.scheduling.tiers, engine.scheduling.policy
         print(sorted({"numpy", "torch", "transformers", "scipy"} & set(sys.modules)))
         """

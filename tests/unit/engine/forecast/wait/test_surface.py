@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace as replace_load
+from itertools import pairwise
+from random import Random
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from engine.entry import QueueEntry
-from engine.forecast.wait.arrivals import ArrivalStream
-from engine.forecast.wait.forecast import EngineLoad, Flight, Forecast, forecast
-from engine.forecast.wait.probing import KNOTS_COST, MAX_EVENTS, MAX_LINES, build_surface
-from engine.forecast.wait.replay import one_lane
+from engine.forecast.wait.arrivals import RecentArrivals
+from engine.forecast.wait.forecast import Forecast
+from engine.forecast.wait.picture import FUTURE_EVENTS, FUTURES, Picture
+from engine.forecast.wait.probing import KNOTS, MAX_EVENTS, MAX_LINES, replay_probes
+from engine.forecast.wait.replayed_engine import EngineLoad, Flight
 from engine.forecast.wait.since import NOTHING_SINCE, Since
 from engine.forecast.wait.surface import NEWCOMER, Line, Surface
 from engine.messages import StepTime
@@ -20,6 +24,7 @@ from engine.scheduling.bands import Lag, no_lag
 from engine.scheduling.brakes import NO_BRAKES, Brakes
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.tiers import TieredQueue
+from tests.support.pictures import forecast_of, picture
 
 STEPS = StepTime(0.01, 1e-4, 0.0, 1e-4, samples=50, relative_error=0.0)
 TIERS = (0, 1, 2)
@@ -27,10 +32,6 @@ TIERS = (0, 1, 2)
 
 def entry(name: str, tenant: str, *, tier: int = 1, input_tokens: int = 100, output: int = 50) -> QueueEntry:
     return QueueEntry(name, tenant, 0.0, input_tokens, output, tier)
-
-
-def exactly_predicted(each: QueueEntry, generated: int, u: float) -> int:
-    return max(generated + 1, each.predicted_output_tokens)
 
 
 def engine(*flights: Flight, places: int = 4, brakes: Brakes = NO_BRAKES) -> EngineLoad:
@@ -41,40 +42,29 @@ def flights(count: int, tenant: str = "busy", tier: int = 1) -> list[Flight]:
     return [Flight(entry(f"running {number}", tenant, tier=tier), 0, 110, 10, 150) for number in range(count)]
 
 
-def surface(
-    waiting: list[QueueEntry],
+def seen(
+    waiting: Sequence[QueueEntry],
     *engines: EngineLoad,
-    lines: tuple[Line, ...] = (),
-    promised: tuple[QueueEntry, ...] = (),
-    arrivals: tuple[ArrivalStream, ...] = (),
     order: str = "vtc",
-    knots_cost: Sequence[int] = KNOTS_COST,
     lag: Lag = no_lag,
     served: Sequence[str] = (),
-) -> Surface:
+    **fields: Any,
+) -> Picture:
     counters = ServiceCounters()
     for tenant in served:
         counters.charge(tenant, 1.0, 1_000)
     queue = TieredQueue(order, counters, lag=lag)
     for each in waiting:
         queue.add(each)
-    return build_surface(
-        lines, queue=queue, counters=counters, engines=engines, now_s=5.0, draw_length=exactly_predicted,
-        sequences={}, kv_tokens={}, arrivals=arrivals, lane_of=one_lane, tiers=TIERS, promised=promised,
-        knots_cost=knots_cost,
-    )  # fmt: skip
+    return picture(queue, counters, engines, 5.0, **fields)
+
+
+def surface(waiting: Sequence[QueueEntry], *engines: EngineLoad, **fields: Any) -> Surface:
+    return seen(waiting, *engines, **fields).surface()
 
 
 def alone(candidate: QueueEntry, waiting: list[QueueEntry], *engines: EngineLoad) -> Forecast:
-    counters = ServiceCounters()
-    queue = TieredQueue("vtc", counters)
-    for each in waiting:
-        queue.add(each)
-    output = candidate.predicted_output_tokens
-    return forecast(
-        candidate, queue=queue, counters=counters, engines=engines, output_tokens=(output, output),
-        now_s=5.0, draw_length=exactly_predicted,
-    )  # fmt: skip
+    return forecast_of(candidate, seen(waiting, *engines))
 
 
 def read(found: Surface, tenant: str, tier: int = 1, since: Since = NOTHING_SINCE) -> Forecast:
@@ -155,6 +145,14 @@ def test_a_larger_request_waits_longer_where_the_order_looks_at_sizes() -> None:
     assert waits[0] < waits[1] < waits[2]
 
 
+def test_a_small_prompt_waits_less_where_the_order_looks_at_prompts_whatever_its_answer() -> None:
+    waiting = [entry(f"w{number}", "a", input_tokens=100 * number) for number in range(1, 31)]
+    found = surface(waiting, engine(*flights(4)), lines=(Line("a", 1),), order="hybrid", knots=(100, 3_000))
+    asked = [(100, 1_000), (400, 800), (900, 400), (1_800, 100), (3_000, 1)]
+    waits = [found.read("a", 1, prompt, 1, (output, output)).wait_s[0] for prompt, output in asked]
+    assert all(smaller < larger for smaller, larger in pairwise(waits))
+
+
 def test_what_happened_since_the_replay_counts() -> None:
     busy = surface(WAITING, engine(*flights(4)), lines=(Line("a", 1),))
     assert read(busy, "a", since=more(5)).wait_s[0] > read(busy, "a").wait_s[0]
@@ -193,6 +191,40 @@ def test_what_waited_first_is_no_part_of_the_gap_between_turns() -> None:
         [*waiting, *(entry(f"v{n}", "a") for n in range(8))], engine(*flights(4)), lines=(Line("a", 1),)
     )
     assert read(found, "a", since=more(8)).wait_s[0] == pytest.approx(read(twice, "a").wait_s[0], rel=0.2)
+
+
+def test_a_gap_is_between_two_turns_of_its_tier_and_of_those_above() -> None:
+    waiting = [entry(f"{tier} {number}", "abc"[tier], tier=tier) for tier in (1, 2) for number in range(12)]
+    recent = RecentArrivals()
+    for number in range(60):
+        recent.observe(replace(entry(f"d{number}", "d", tier=0), arrived_s=number / 6 - 5.0))
+    found = surface(
+        waiting, engine(*flights(4)), lines=(Line("b", 1), Line("c", 2)), arrivals=recent.pattern(5.0)
+    )
+    for tier, first in ((1, 12), (2, 24)):
+        wait_s = read(found, "abc"[tier], tier).wait_s[0]
+        assert wait_s / found.dispatch_gap_s[tier] == pytest.approx(first + 6.0 * wait_s, rel=0.15)
+
+
+def test_the_p90_is_the_longest_wait_of_the_futures_and_lasts_until_the_next_are_known() -> None:
+    waiting = [entry(f"w{number}", "a") for number in range(12)]
+    recent = RecentArrivals()
+    for second in range(4):
+        for number in range(8):
+            recent.observe(replace(entry(f"d{number}", "d", tier=0), arrived_s=second + 0.01 * number))
+    now = seen(waiting, engine(*flights(4)), lines=(Line("a", 1),), arrivals=recent.pattern(5.0))
+    told = read(now.surface(futures=FUTURES, seed=3), "a")
+    seeds = range(3 * FUTURES, 4 * FUTURES)
+    waits = [read(replay_probes(now, FUTURE_EVENTS, Random(seed)), "a").wait_s[0] for seed in seeds]
+    assert told.wait_s[1] == pytest.approx(max(waits))
+    assert told.wait_s[0] == read(now.surface(), "a").wait_s[0]
+    assert told.wait_s[1] > read(now.surface(), "a").wait_s[1]
+    fewer = replace_load(now, queue=seen(waiting[:8]).queue)
+    later = fewer.surface()
+    later.spread_as(now.surface(futures=FUTURES, seed=3))
+    then = read(later, "a").wait_s
+    assert then[0] == read(fewer.surface(), "a").wait_s[0] < told.wait_s[0]
+    assert then[1] - then[0] == pytest.approx(told.wait_s[1] - told.wait_s[0])
 
 
 @pytest.mark.parametrize("pauses", [True, False])
@@ -266,8 +298,8 @@ def test_one_probe_stands_for_all_sizes_only_where_each_would_see_the_same(
         assert all(is_one) == (running < 5)
     if not all(is_one):
         return
-    for cost in KNOTS_COST:
-        single = surface([], *loads, lines=lines, knots_cost=[cost])
+    for cost in KNOTS:
+        single = surface([], *loads, lines=lines, knots=[cost])
         for tenant, tier in found.points:
             asked = (tenant, tier, cost // 2, 1, (cost // 4, cost // 2))
             assert found.read(*asked) == single.read(*asked)
