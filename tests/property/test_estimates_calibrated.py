@@ -13,44 +13,34 @@ from ops.bench.estimates.calibration import quote_figures, wait_figures
 from ops.bench.estimates.calibration_pool import EstimateOutcome
 from ops.bench.estimates.demo_twin import quoted, served
 
-OVERLOAD, STATIONARY = 1.8, 0.95
+OVERLOAD = 1.8
 BOUNDS: dict[tuple[str, float], dict[str, tuple[float, float, float]]] = {
-    # By policy and load: least share within 2x, least and most share under p90.
+    # By policy and load: least share within 2x, least and most share under p90. Figures of this seed less some
+    # 0.04; within 2x, probes by cost have 0.44 of "standard, before 25 s", a gap of the waiting ones' turns alone
+    # 0.62, another tier's correction 0.28 of "batch, before 25 s", and a future that ends 0.48.
     ("hybrid", OVERLOAD): {
-        "all": (0.52, 0.73, 1.0),
-        "interactive": (0.99, 0.99, 1.0),
-        "standard": (0.55, 0.79, 0.95),
-        "standard, before 25 s": (0.50, 0.75, 1.0),
-        "standard, before 50 s": (0.51, 0.78, 1.0),
-        "standard, later": (0.68, 0.85, 1.0),
-        "batch": (0.05, 0.29, 1.0),
-        "batch, before 25 s": (0.0, 0.0, 1.0),
-        "batch, before 50 s": (0.02, 0.47, 1.0),
-        "batch, later": (0.23, 0.64, 1.0),
-    },
-    ("vtc", OVERLOAD): {
-        "all": (0.70, 0.78, 1.0),
-        "interactive": (0.99, 0.99, 1.0),
-        "standard": (0.71, 0.83, 0.95),
-        "standard, before 25 s": (0.78, 0.80, 1.0),
-        "standard, before 50 s": (0.83, 0.80, 1.0),
-        "standard, later": (0.48, 0.93, 1.0),
-        "batch": (0.44, 0.45, 1.0),
-        "batch, before 25 s": (0.01, 0.0, 1.0),
-        "batch, before 50 s": (0.84, 0.71, 1.0),
-        "batch, later": (0.72, 0.97, 1.0),
-    },
-    ("hybrid", STATIONARY): {
         "all": (0.77, 0.87, 0.95),
         "interactive": (0.99, 0.99, 1.0),
-        "standard": (0.78, 0.88, 0.96),
-        "batch": (0.52, 0.70, 1.0),
+        "standard": (0.72, 0.86, 0.93),
+        "standard, before 25 s": (0.68, 0.83, 1.0),
+        "standard, before 50 s": (0.76, 0.83, 1.0),
+        "standard, later": (0.70, 0.89, 1.0),
+        "batch": (0.86, 0.90, 1.0),
+        "batch, before 25 s": (0.90, 0.80, 1.0),
+        "batch, before 50 s": (0.95, 0.95, 1.0),
+        "batch, later": (0.66, 0.95, 1.0),
     },
-    ("vtc", STATIONARY): {
-        "all": (0.80, 0.88, 0.95),
-        "interactive": (0.98, 0.99, 1.0),
-        "standard": (0.81, 0.89, 0.96),
-        "batch": (0.63, 0.73, 1.0),
+    ("vtc", OVERLOAD): {
+        "all": (0.82, 0.89, 0.97),
+        "interactive": (0.99, 0.99, 1.0),
+        "standard": (0.77, 0.88, 0.96),
+        "standard, before 25 s": (0.84, 0.89, 1.0),
+        "standard, before 50 s": (0.83, 0.88, 1.0),
+        "standard, later": (0.61, 0.88, 1.0),
+        "batch": (0.88, 0.90, 1.0),
+        "batch, before 25 s": (0.92, 0.80, 1.0),
+        "batch, before 50 s": (0.95, 0.95, 1.0),
+        "batch, later": (0.73, 0.95, 1.0),
     },
 }
 
