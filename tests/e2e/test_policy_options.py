@@ -332,7 +332,7 @@ def test_order_buckets(served: ServedEngine) -> None:
 
 # ---------------------------------------------------------------- admit and its options
 
-SEVERAL = {"max_num_partial_prefills": 4, "max_long_partial_prefills": 4}
+SEVERAL = {"max_num_partial_prefills": 4}
 
 
 def test_admit_predicted_reserve(served: ServedEngine) -> None:

@@ -167,6 +167,7 @@ class ScriptedEngine:
         outcome = SequenceOutcome(
             sequence_id, submit.request_id, submit.tenant_id, finish, len(submit.prompt_token_ids), 0,
             computed, emitted, self.gpu_us[sequence_id], index=submit.index, first_token_s=first_token_s,
+            chunks=[(0.0, computed)],
         )  # fmt: skip
         self.streams[sequence_id].put_nowait(Delta(sequence_id, outcome=outcome))
 

@@ -15,9 +15,9 @@ from ops.bench.estimates.demo_twin import quoted, served
 
 OVERLOAD = 1.8
 BOUNDS: dict[tuple[str, float], dict[str, tuple[float, float, float]]] = {
-    # By policy and load: least share within 2x, least and most share under p90. Figures of this seed less some
-    # 0.04; within 2x, probes by cost have 0.44 of "standard, before 25 s", a gap of the waiting ones' turns alone
-    # 0.62, another tier's correction 0.28 of "batch, before 25 s", and a future that ends 0.48.
+    # By policy and load: least share within 2x, least and most share under p90: this seed's less 0.04. Within
+    # 2x, probes by cost have 0.44 of "standard, before 25 s", gaps of the waiting ones' turns alone 0.62,
+    # another tier's correction 0.28 of "batch, before 25 s", and a future without arrivals 0.48.
     ("hybrid", OVERLOAD): {
         "all": (0.77, 0.87, 0.95),
         "interactive": (0.99, 0.99, 1.0),

@@ -117,11 +117,12 @@ def test_without_the_requests_to_come_estimates_are_too_short() -> None:
     seeing = waits(measured(20, ONE_TIER))
     blind_ratio = sum(estimate for estimate, _ in blind) / sum(actual for _, actual in blind)
     ratio = sum(estimate for estimate, _ in seeing) / sum(actual for _, actual in seeing)
-    assert blind_ratio < 0.75
-    assert 0.8 < ratio < 1.25
+    assert blind_ratio < 0.6
+    assert 0.65 < ratio < 1.25
 
 
 def test_the_upper_estimate_is_mostly_kept() -> None:
+    """By the formula of what is ahead alone: these replays have no sampled futures."""
     done = [each for depth in DEPTHS for each in measured(depth, ONE_TIER)]
     kept = [each.wait_s <= each.estimate.wait_s[1] + STEP_S for each in done if each.estimate is not None]
-    assert sum(kept) / len(kept) > 0.85
+    assert sum(kept) / len(kept) > 0.8

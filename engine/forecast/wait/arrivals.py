@@ -3,8 +3,8 @@
 A request that waits is overtaken by higher tiers and by tenants further below their share; a replay lets the
 likely ones arrive. Each tier is a compound process: bursts (requests of one tenant within `BURST_S`) come at
 the rate lately, and each is like one of those that came. In the expected future they come evenly; in a
-sampled one rate, times and bursts are drawn. How long a load goes on is not known: by the median as long
-again as it has, and `NEW_LOAD_S` more. Pure.
+sampled one rate, times and bursts are drawn. How long a load goes on is not known: the expected future has
+another `NEW_LOAD_S` of it, in a sampled one it may last the longer, the older it is. Pure.
 """
 
 from __future__ import annotations
@@ -24,9 +24,14 @@ MAX_RECENT = 256
 RECENT_S = 30.0
 """Older ones do not count."""
 BURST_S = 0.1
+OPENING_S = 0.4
+"""What comes so soon after a silence is the crowd that ends it, and no rate."""
+SHORTEST_WATCH_S = 0.5
+"""A rate is never taken over less time than this."""
 SILENCE_S = 30.0
 """After which a load begins anew."""
 NEW_LOAD_S = 30.0
+"""A load that has just begun lasts so long by the median."""
 LONGEST_LOAD_S = 600.0
 GOLDEN = 0.6180339887498949
 """Multiples of it fill (0, 1) evenly."""
@@ -123,14 +128,14 @@ class RecentArrivals:
     def pattern(self, now_s: float) -> ArrivalPattern:
         tiers = {}
         for rank, arrivals in self._by_tier.items():
-            known_s = arrivals[0].arrived_s if len(arrivals) == MAX_RECENT else self._began_s
-            since_s = max(now_s - RECENT_S, known_s)
+            forgotten_s = arrivals[0].arrived_s if len(arrivals) == MAX_RECENT else self._began_s
+            since_s = max(now_s - RECENT_S, self._began_s + OPENING_S, forgotten_s)
             recent = [entry for entry in arrivals if entry.arrived_s >= since_s]
             bursts = _bursts(recent)
-            watched_s = now_s - since_s
-            # The first one began the watch: it says nothing of a rate.
+            watched_s = max(now_s - since_s, SHORTEST_WATCH_S)
+            # One that began the watch says nothing of a rate.
             count = len(bursts) - (bool(recent) and recent[0].arrived_s <= since_s)
-            if count > 0 and watched_s > 0:
+            if count > 0:
                 tiers[rank] = _TierArrivals(bursts, count / watched_s, watched_s)
         return ArrivalPattern(tiers, max(0.0, now_s - self._began_s))
 

@@ -83,13 +83,13 @@ class Picture:
     def surface(self, *, futures: int = 0, seed: int = 0) -> Surface:
         """What the expected future brings; with sampled `futures`, how long waits are in any of them. The
         picture stays as it is."""
-        surface = _replay_probes(self, self.most_events)
+        surface = replay_probes(self, self.most_events)
         for number in range(futures):
-            surface.widen(_replay_probes(self, FUTURE_EVENTS, Random(seed * FUTURES + number)))
+            surface.widen(replay_probes(self, FUTURE_EVENTS, Random(seed * FUTURES + number)))
         return surface
 
 
-def _replay_probes(picture: Picture, most_events: int, random: Random | None = None) -> Surface:
+def replay_probes(picture: Picture, most_events: int, random: Random | None = None) -> Surface:
     """Replays the picture's queue once, with probes for its lines (the first `MAX_LINES`) and for newcomers
     of each tier. `random`: draws a future; None: the expected one. Beyond `most_events` what waits is
     extrapolated."""

@@ -68,16 +68,16 @@ def test_the_quantiles_are_met_whatever_the_forecast_s_error(factor: float, spre
     assert p90 <= 0.915 or factor < 1
 
 
-def test_the_fewer_answers_the_less_is_changed_and_a_p90_is_lowered_by_half_only() -> None:
+def test_the_fewer_answers_the_less_is_changed_but_a_p90_is_raised_at_once() -> None:
     higher, lower = Calibration(), Calibration()
     for count in range(1, 201):
         higher.observe(HERE, RAW, RAW, {"e2e": 24.0})
         lower.observe(HERE, RAW, RAW, {"e2e": 1.5})
         if count in (WARM_UP, SHRINKAGE, 200):
             trust = count / (count + SHRINKAGE)
-            told = (3.0 * 8**trust, 6.0 * 4**trust)
+            told = (3.0 * 8**trust, 24.0)
             assert higher.correct(RAW, HERE).e2e_s == pytest.approx(told, rel=0.05)
-            told = (3.0 * 0.5**trust, 6.0 * 0.25 ** (trust * NARROWING))
+            told = (3.0 * 0.5**trust, 6.0 * 0.25 ** (count / (count + NARROWING)))
             assert lower.correct(RAW, HERE).e2e_s == pytest.approx(told, rel=0.05)
 
 

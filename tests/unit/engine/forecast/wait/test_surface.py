@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from engine.entry import QueueEntry
 from engine.forecast.wait.arrivals import RecentArrivals
 from engine.forecast.wait.forecast import Forecast
-from engine.forecast.wait.picture import FUTURE_EVENTS, FUTURES, Picture
-from engine.forecast.wait.probing import KNOTS, MAX_EVENTS, MAX_LINES, replay_probes
+from engine.forecast.wait.picture import FUTURE_EVENTS, FUTURES, Picture, replay_probes
+from engine.forecast.wait.probing import KNOTS, MAX_EVENTS, MAX_LINES
 from engine.forecast.wait.replayed_engine import EngineLoad, Flight
 from engine.forecast.wait.since import NOTHING_SINCE, Since
 from engine.forecast.wait.surface import NEWCOMER, Line, Surface
