@@ -218,12 +218,13 @@ class Probing(QueueReplay):
                 sharing = sum(weight for (_, tier), weight in weights.items() if tier == line.tier)
                 others = min(others, round(own * max(0.0, sharing / line.weight - 1.0)))
             self._see(entry_id, self.engines[max(0, point.engine)])
-            # Of what comes meanwhile the tiers above go first, as long as it comes.
+            # Of what comes meanwhile the tiers above go first, as long as it comes: where that is all that can
+            # be served, the line's turn comes when the load ends, whenever that is (`saturated`).
             busy = s_per_cost * sum(cost for tier, cost in self.future.cost_per_s.items() if tier < line.tier)
             left_s = (above + own + others) * s_per_cost
             for_ever_s = left_s / (1 - busy) if busy < 1 else float("inf")
             point.wait_s = passed_s + min(for_ever_s, left_s + busy * more_s)
-            point.is_reached = self.later_cost > 0
+            point.is_reached = self.later_cost > 0 and busy < 1
             point.ahead_own += own
             point.ahead_others += others
             point.ahead_higher += above

@@ -210,14 +210,16 @@ def test_beyond_the_limit_a_lower_tier_waits_for_what_comes_above_it_as_long_as_
     """Two turns are replayed, 14 cost tokens in two seconds each, in which nothing comes yet."""
     waiting = [entry(f"w{number}", output=2) for number in range(100)]
     floods = [steady(0.1, output=output) for output in (10, 100, 1_000)]
-    without, *waits = [
-        ask(entry("me", tier=2), waiting, engine(), arrivals=arrivals, most_events=4).wait_s[0]
+    without, *told = [
+        ask(entry("me", tier=2), waiting, engine(), arrivals=arrivals, most_events=4)
         for arrivals in (NOTHING_CAME, *floods)
     ]
-    assert without == pytest.approx(2 * 99)
-    for wait_s, flood in zip(waits, floods, strict=True):
+    assert without.wait_s[0] == pytest.approx(2 * 99)
+    for forecast, flood in zip(told, floods, strict=True):
         busy = flood.future(100.0).cost_per_s[0] / 7
-        assert wait_s - without == pytest.approx(busy * (NEW_LOAD_S - 2)), "finite in an overload"
+        longer_s = forecast.wait_s[0] - without.wait_s[0]
+        assert longer_s == pytest.approx(busy * (NEW_LOAD_S - 2)), "finite in an overload"
+        assert forecast.saturated == (busy >= 1)
 
 
 def test_more_queue_means_more_wait() -> None:
