@@ -99,9 +99,9 @@ class BandCounters:
         lift)."""
         return partial(_read_both, self._shared.lowered_reader(), self._lowered.reader())
 
-    def clone(self, shared: ServiceCountersLike, lag: Lag) -> BandCounters:
-        """An independent copy over other shared counters; its readers start anew."""
-        copy = BandCounters(shared, max_tenants=self._max_tenants, lag=lag)
+    def clone(self, shared: ServiceCountersLike, lag: Lag | None = None) -> BandCounters:
+        """An independent copy over other shared counters; its readers start anew. `lag`: None: this one's."""
+        copy = BandCounters(shared, max_tenants=self._max_tenants, lag=lag or self._lag)
         copy._lifts = dict(self._lifts)
         copy._floor = self._floor
         copy._finishes = dict(self._finishes)

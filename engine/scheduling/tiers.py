@@ -177,8 +177,7 @@ class TieredQueue:
 
     def clone(self, counters: ServiceCountersLike, lag: Lag | None = None) -> TieredQueue:
         """`lag`: None: that of the original."""
-        lag = lag or self._lag
-        copy = TieredQueue(self.order_name, counters, lag=lag)
+        copy = TieredQueue(self.order_name, counters, lag=lag or self._lag)
         for number, band in self._bands.items():
             copy._band_counters[number] = self._band_counters[number].clone(counters, lag)
             copy._bands[number] = band.clone(copy._band_counters[number])
