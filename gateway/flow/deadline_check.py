@@ -20,7 +20,7 @@ from typing import Protocol
 
 LENIENT = 0.5
 """Strictness that refuses only those whose 90th percentile is twice their target."""
-FIRM = 1.25
+FIRM = 1.1
 """Strictness under overload: room for the forecast's error; above it the engine begins to idle."""
 STRICT = 1.5
 """The most that a learned table or the control loop may ask for."""

@@ -19,9 +19,9 @@ from msgspec.structs import replace
 
 from engine.entry import QueueEntry
 
-MAX_RECENT = 256
+MAX_RECENT = 512
 """Arrivals of one tier that are remembered."""
-RECENT_S = 30.0
+RECENT_S = 60.0
 """Older ones do not count."""
 BURST_S = 0.1
 OPENING_S = 0.4

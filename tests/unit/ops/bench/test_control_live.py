@@ -43,7 +43,7 @@ def test_acting_serves_most_of_what_could_have_been_in_time() -> None:
         records = served(case, ControlMode.ACTING)[0].records
         could.append(could_share(requests, OVERLOAD_S))
         in_time.append(mean(case.slo.met(records, row) for row in range(len(records))))
-    assert mean(in_time) > 0.87 * mean(could)
+    assert mean(in_time) > 0.85 * mean(could)
 
 
 def test_strictness_lets_go_within_seconds_of_the_overloads_end() -> None:
