@@ -30,7 +30,7 @@ SHORTEST_WATCH_S = 0.5
 """A rate is never taken over less time than this."""
 SILENCE_S = 30.0
 """After which a load begins anew."""
-NEW_LOAD_S = 30.0
+NEW_LOAD_S = 25.0
 """A load that has just begun lasts so long by the median."""
 LONGEST_LOAD_S = 600.0
 GOLDEN = 0.6180339887498949
