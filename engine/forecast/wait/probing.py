@@ -218,8 +218,8 @@ class Probing(QueueReplay):
                 sharing = sum(weight for (_, tier), weight in weights.items() if tier == line.tier)
                 others = min(others, round(own * max(0.0, sharing / line.weight - 1.0)))
             self._see(entry_id, self.engines[max(0, point.engine)])
-            # Of what comes meanwhile the tiers above go first, as long as it comes: where that is all that can
-            # be served, the line's turn comes when the load ends, whenever that is (`saturated`).
+            # What comes meanwhile for the tiers above goes first, as long as it comes. Where that is all
+            # that is served, the line has its turn when the load ends, whenever that is (`saturated`).
             busy = s_per_cost * sum(cost for tier, cost in self.future.cost_per_s.items() if tier < line.tier)
             left_s = (above + own + others) * s_per_cost
             for_ever_s = left_s / (1 - busy) if busy < 1 else float("inf")
