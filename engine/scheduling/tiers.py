@@ -232,8 +232,8 @@ class TieredQueue:
     def _describe(self, order: Order) -> None:
         self.claims = order.claims
         self.order_interrupts = order.interrupts
-        self.size_key: SizeKey = order.size_key
         """Whether one tier's own order can interrupt."""
+        self.size_key: SizeKey = order.size_key
 
     def _first(self, now_s: float, tiers: Collection[int] | None) -> int | None:
         """The band whose head goes first."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
@@ -94,13 +94,13 @@ class Size(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A picture that the process has, and what will be known of its moment."""
+class _Moment:
+    """When a queue was replayed: what there was, and what has come since."""
 
-    answer: Answer
-    ahead: list[int]
-    queued: int
-    since: ComingSince
+    ahead: Sequence[int] = ()
+    """By tier: requests that were on their way, waited or ran."""
+    queued: int = 0
+    since: ComingSince = field(default_factory=ComingSince)
 
 
 class ForecastCache:
@@ -125,7 +125,7 @@ class ForecastCache:
         self._loads = loads
         self._lengths = lengths
         self._submit = submit
-        self._asked_for: _Asked | None = None
+        self._asked_for: tuple[Answer, _Moment] | None = None
         self._ask_again_s = float("-inf")
         self._futures: Surface | None = None
         """The latest from the process."""
@@ -139,10 +139,8 @@ class ForecastCache:
         self._lines: OrderedDict[tuple[str, int], tuple[Line, float]] = OrderedDict()
         self._surface: Surface | None = None
         self.on_the_way = OnTheWay()
-        self._ahead_then: list[int] = []
-        """By tier: requests that were on their way, waited or ran when the surface was built."""
-        self._since = ComingSince()
-        self._queued_then = 0
+        self._then = _Moment()
+        """Of the surface."""
         self._is_asked = False
         self._rest_until_s = float("-inf")
 
@@ -158,9 +156,9 @@ class ForecastCache:
             self._note_coming(entry)
 
     def _note_coming(self, entry: QueueEntry) -> None:
-        self._since.note(entry)
+        self._then.since.note(entry)
         if self._asked_for is not None:
-            self._asked_for.since.note(entry)
+            self._asked_for[1].since.note(entry)
 
     def arrivals_per_s(self, now_s: float) -> float:
         self._note_arrivals()
@@ -190,23 +188,20 @@ class ForecastCache:
         picture = self._picture(self._lines_now(now_s), self._knots(), now_s)
         self.replays += 1
         self._ask_again_s = now_s + PROCESS_EVERY_S
-        answer = submit(picture)
-        self._asked_for = _Asked(answer, self._ahead_by_rank(), len(self._flow), ComingSince())
+        self._asked_for = submit(picture), self._moment()
 
     def _take_answer(self) -> None:
-        asked = self._asked_for
-        if asked is None or not asked.answer.done():
+        if self._asked_for is None or not self._asked_for[0].done():
             return
-        self._asked_for = None
+        (answer, then), self._asked_for = self._asked_for, None
         try:
-            surface = asked.answer.result()
+            surface = answer.result()
         except Exception as error:
             log.warning("no forecast of the queue as it was: %s", error)
             return
         self._futures = surface
         if self._surface is None or surface.at_s >= self._surface.at_s:
-            self._surface = surface
-            self._ahead_then, self._queued_then, self._since = asked.ahead, asked.queued, asked.since
+            self._surface, self._then = surface, then
         else:
             self._surface.spread_as(surface)
 
@@ -245,8 +240,7 @@ class ForecastCache:
     def renew(self, now_s: float) -> bool:
         """Replays where requests have left since the surface was built, and the share of time allows it.
         Returns whether it did: only then may what was read off the surface be too long by what has left."""
-        last = len(self._ahead_then) - 1
-        if self._surface is None or self._ahead(last) >= self._ahead_then[last]:
+        if self._surface is None or self._ahead(RANKS[-1]) >= self._then.ahead[-1]:
             return False
         if now_s + DEBT_S < self._rest_until_s:
             return False
@@ -272,8 +266,9 @@ class ForecastCache:
         inputs = size.input_tokens * size.choices
         cost = inputs * INPUT_TOKEN_COST + output_tokens[0] * size.sequences * OUTPUT_TOKEN_COST
         lines = [Line(tenant_id, rank, weight) for rank in ranks]
-        knots = [max(2, inputs if self._flow.queue.tiers.size_key == "prompt" else cost)]
-        surface = self._replay(lines, knots, now_s, QUOTE_EVENTS, tenant_id)
+        started_s = self._stopwatch()
+        picture = self._picture(lines, [max(2, self._size(inputs, cost))], now_s, QUOTE_EVENTS, tenant_id)
+        surface = self._replay(picture, started_s)
         way_s = self.on_the_way.expected_s(among_others=bool(self.own_quotes(tenant_id, now_s)))
         return [
             surface.read(tenant_id, rank, inputs, size.sequences, output_tokens, way_s=way_s)
@@ -285,7 +280,7 @@ class ForecastCache:
 
     def _is_calm(self) -> bool:
         """The queue is empty, and was when the surface was built."""
-        return not self._queued_then and not len(self._flow)
+        return not self._then.queued and not len(self._flow)
 
     def _is_too_old(self, surface: Surface, now_s: float) -> bool:
         age_s = now_s - surface.at_s
@@ -293,8 +288,8 @@ class ForecastCache:
 
     def _is_outgrown(self, now_s: float) -> bool:
         """A burst comes: there are half as many again as at the last replay, and time for another."""
-        then = self._ahead_then[-1]
-        grown = self._ahead(len(self._ahead_then) - 1) - then
+        then = self._then.ahead[-1]
+        grown = self._ahead(RANKS[-1]) - then
         return grown >= max(BURST, GROWN * then) and now_s + DEBT_S >= self._rest_until_s
 
     def _note_line(self, line: Line, now_s: float) -> None:
@@ -305,10 +300,10 @@ class ForecastCache:
             self._lines.popitem(last=False)
 
     def _build(self, now_s: float) -> Surface:
-        self._surface = surface = self._replay(self._lines_now(now_s), self._knots(), now_s)
-        self._ahead_then = self._ahead_by_rank()
-        self._since = ComingSince()
-        self._queued_then = len(self._flow)
+        started_s = self._stopwatch()
+        picture = self._picture(self._lines_now(now_s), self._knots(), now_s)
+        self._surface = surface = self._replay(picture, started_s)
+        self._then = self._moment()
         self._is_asked = False
         return surface
 
@@ -321,13 +316,15 @@ class ForecastCache:
         """The sizes that most of what came lately lies between."""
         if not self._sizes:
             return KNOTS
-        sizes = sorted(
-            prompt if self._flow.queue.tiers.size_key == "prompt" else cost for prompt, cost in self._sizes
-        )
+        sizes = sorted(self._size(prompt, cost) for prompt, cost in self._sizes)
         return sorted({max(2, sizes[int(part * len(sizes))]) for part in KNOT_QUANTILES})
 
-    def _ahead_by_rank(self) -> list[int]:
-        return [self._ahead(rank) for rank in RANKS]
+    def _size(self, prompt_tokens: int, cost: int) -> int:
+        """What the queue's order goes by."""
+        return prompt_tokens if self._flow.queue.tiers.size_key == "prompt" else cost
+
+    def _moment(self) -> _Moment:
+        return _Moment([self._ahead(rank) for rank in RANKS], len(self._flow))
 
     def _ahead(self, rank: int) -> int:
         return self._flow.queued_up_to(rank) + self._flow.num_in_flight + self.on_the_way.up_to(rank)
@@ -337,25 +334,17 @@ class ForecastCache:
     ) -> Since:
         """What has come and left since the surface was built, for a request of this line; `quoted`: what its
         tenant was quoted since."""
-        more = self._ahead(rank) - self._ahead_then[rank] + len(quoted)
-        since = self._since.with_quoted(quoted) if quoted else self._since
+        more = self._ahead(rank) - self._then.ahead[rank] + len(quoted)
+        since = self._then.since.with_quoted(quoted) if quoted else self._then.since
         if not since:
             return Since(more, more) if more else NOTHING_SINCE
         waiting = self._flow.num_waiting(tenant_id, rank) if self._flow.is_by_tenant else None
         return since.ahead_of(tenant_id, weight, rank, more=more, own_waiting=waiting, quoted=len(quoted))
 
-    def _replay(
-        self,
-        lines: Sequence[Line],
-        knots: Sequence[int],
-        now_s: float,
-        most_events: int = MAX_EVENTS,
-        for_tenant: str | None = None,
-    ) -> Surface:
-        """Now, on the event loop."""
-        started_s = self._stopwatch()
+    def _replay(self, picture: Picture, started_s: float) -> Surface:
+        """Now, on the event loop. `started_s`: by the stopwatch, when the picture was begun."""
         self.replays += 1
-        surface = self._picture(lines, knots, now_s, most_events, for_tenant).surface()
+        now_s, surface = picture.now_s, picture.surface()
         if self._futures is not None and now_s - self._futures.at_s < STALE_S:
             surface.spread_as(self._futures)
         self._rest_until_s = max(now_s, self._rest_until_s) + (self._stopwatch() - started_s) * REST

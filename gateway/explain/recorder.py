@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
-from engine.messages import TIER_RANKS, SequenceOutcome, StepTime
+from engine.messages import TIER_RANKS, StepTime
 from gateway.dispatch.admission import Admission
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.outcomes import RequestOutcome
@@ -160,7 +160,7 @@ class RequestRecorder:
             return self._tracer.decide(
                 run.trace,
                 outcome,
-                _outcomes(run),
+                run.outcomes,
                 is_quote_kept=None if run.redemption is None else run.redemption.is_kept,
                 has_missed=lambda: self._has_missed(run, outcome, use),
             )
@@ -229,7 +229,7 @@ class RequestRecorder:
         return assemble(
             _opened(run, timeline),
             run.times,
-            _outcomes(run),
+            run.outcomes,
             outcome,
             output_tokens=run.output_tokens,
             charged=(charged.input_tokens, charged.output_tokens, charged.cost_nanousd),
@@ -300,7 +300,7 @@ def facts_of(run: Run, outcome: RequestOutcome, use: Use) -> RequestFacts:
     prompt = sum(len(prompt) for prompt in call.prompts) * call.choices
     predicted = run.predicted_output_tokens * call.sequences
     ended_s = times.arrived_s if times.ended_s is None else times.ended_s
-    first_lag_s, last_lag_s = lags_s(run.timeline, times, _outcomes(run))
+    first_lag_s, last_lag_s = lags_s(run.timeline, times, run.outcomes)
     return RequestFacts(
         job=Job(
             job_id=call.request_id,
@@ -325,10 +325,6 @@ def facts_of(run: Run, outcome: RequestOutcome, use: Use) -> RequestFacts:
         first_lag_s=first_lag_s,
         last_lag_s=last_lag_s,
     )
-
-
-def _outcomes(run: Run) -> list[SequenceOutcome]:
-    return [use.outcome for use in run.uses if use.outcome is not None]
 
 
 def machine_of(

@@ -240,11 +240,15 @@ class Run:
         return max(0.0, self.read_s + in_line_s - self.times.arrived_s - self.limited_s)
 
     @property
+    def outcomes(self) -> list[SequenceOutcome]:
+        """The engines' last words of its sequences, as far as there are any."""
+        return [use.outcome for use in self.uses if use.outcome is not None]
+
+    @property
     def lag_s(self) -> float:
         """How much later the first token was here than its engine needed for it, from `SHORTEST_LAG_S` on:
         the gateway's own stalls, no load of the engine."""
-        outcomes = [use.outcome for use in self.uses if use.outcome is not None]
-        lag_s, _ = lags_s(self.timeline, self.times, outcomes)
+        lag_s, _ = lags_s(self.timeline, self.times, self.outcomes)
         return lag_s if lag_s >= SHORTEST_LAG_S else 0.0
 
     @property

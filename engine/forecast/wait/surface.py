@@ -135,10 +135,6 @@ class Surface:
         if FUTURES_BASIS not in self.basis:
             self.basis += FUTURES_BASIS
 
-    def knows(self, tenant_id: str, tier: int) -> bool:
-        """Whether this line had probes of its own."""
-        return (tenant_id, tier) in self.points
-
     def read(
         self,
         tenant_id: str,
