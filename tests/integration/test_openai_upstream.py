@@ -959,8 +959,11 @@ def test_a_whole_answer_may_take_as_long_as_a_slow_stream_of_it() -> None:
 
 async def test_a_server_that_gives_no_token_is_left_alone_until_it_gives_one() -> None:
     is_broken, rule = True, BreakerRule(ask_every_s=0.05, first_open_s=0.2)
+    may_fail_again = asyncio.Event()
 
     async def answer(request: PeerRequest) -> None:
+        if peer.asked > 1:
+            await may_fail_again.wait()
         await (fails if is_broken else either_way("ok", count=usage(1, 1)))(request)
 
     async with Peer(answer) as peer, upstream_of(peer, breaker=rule) as upstream:
@@ -973,6 +976,9 @@ async def test_a_server_that_gives_no_token_is_left_alone_until_it_gives_one() -
         with pytest.raises(UpstreamUnavailable):
             upstream.run(sequence(1), CHAT)
         await until(lambda: peer.asked >= 2)
+        assert upstream.describe()["breaker"] == "half_open", "as long as the answer is out"
+        may_fail_again.set()
+        await until(lambda: peer.asked >= 3)
         assert len(peer.requests) == 1, "no client's request is sent to find out"
         is_broken = False
         await until(lambda: upstream.is_up)
