@@ -505,6 +505,8 @@ class Snapshot(Tagged, frozen=True, omit_defaults=True, tag="snapshot"):
     length_probe: ProbeReport = ProbeReport("off")
     traces_lost: int = 0
     """Kept traces whose spans of this engine the collector does not have."""
+    decode_slots: int = 0
+    """Sequences that decode in one step at most; 0: of an engine that does not say."""
 
 
 class Inventory(Tagged, frozen=True, omit_defaults=True, tag="inventory"):

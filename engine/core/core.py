@@ -545,6 +545,7 @@ class EngineCore:
             recomputed_tokens=self.table.recomputed_tokens,
             mean_step_time=self.step_time.mean(),
             length_probe=self.lengths.describe(),
+            decode_slots=self.table.most_decodes,
         )
 
     def check(self) -> None:

@@ -33,6 +33,7 @@ def engine_loads(
                 max_batched_tokens=ready.max_batched_tokens,
                 window_sequences=flow.window.places(ready.max_sequences),
                 window_kv_tokens=int(kv_tokens * flow.window.kv_window),
+                decode_slots=upstream.snapshot.decode_slots if upstream.snapshot else 0,
                 flights=flights_of(by_replica.get(upstream.replica_id, []), upstream.snapshot),
                 brakes=flow.brakes,
                 pauses=bool(ready.policy),  # other servers name none

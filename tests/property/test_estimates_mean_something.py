@@ -118,11 +118,11 @@ def test_without_the_requests_to_come_estimates_are_too_short() -> None:
     blind_ratio = sum(estimate for estimate, _ in blind) / sum(actual for _, actual in blind)
     ratio = sum(estimate for estimate, _ in seeing) / sum(actual for _, actual in seeing)
     assert blind_ratio < 0.6
-    assert 0.65 < ratio < 1.25
+    assert 0.7 < ratio < 1.25, "what is told is a median; waits have a long tail"
 
 
 def test_the_upper_estimate_is_mostly_kept() -> None:
     """By the formula of what is ahead alone: these replays have no sampled futures."""
     done = [each for depth in DEPTHS for each in measured(depth, ONE_TIER)]
     kept = [each.wait_s <= each.estimate.wait_s[1] + STEP_S for each in done if each.estimate is not None]
-    assert sum(kept) / len(kept) > 0.8
+    assert sum(kept) / len(kept) > 0.85

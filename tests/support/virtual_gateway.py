@@ -156,6 +156,7 @@ class VirtualGateway:
             max_batched_tokens=self._max_batched_tokens,
             window_sequences=size.max_sequences + self.flow.window.lookahead_sequences,
             window_kv_tokens=size.kv_tokens,
+            decode_slots=snapshot.decode_slots,
             flights=flights_of(list(self.flow.in_flight()), snapshot),
         )
         out = {flight.entry: flight.emitted_tokens for flight in load.flights}
@@ -249,9 +250,12 @@ class VirtualGateway:
                     self._on_end(record)
 
     def _entry(self, entry_id: str, job: Job) -> QueueEntry:
-        median = self.lengths.quantile(job.tenant_id, MODEL_ID, 0.5, max_tokens=job.max_tokens)
+        median, high = (
+            self.lengths.quantile(job.tenant_id, MODEL_ID, share, max_tokens=job.max_tokens)
+            for share in (0.5, 0.9)
+        )
         return QueueEntry(
-            entry_id, job.tenant_id, self.clock.now_s, job.input_tokens, median, job.tier, job.weight
+            entry_id, job.tenant_id, self.clock.now_s, job.input_tokens, median, job.tier, job.weight, high
         )
 
     def _length(self, entry: QueueEntry, emitted: int) -> AnswerLength:

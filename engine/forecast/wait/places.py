@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from math import exp, log
 from statistics import NormalDist
 
-from engine.messages import StepTime
-from engine.step_time.model import predict_step_s
+from engine.forecast.wait.replayed_engine import EngineLoad
 
 Z90 = 1.2816
 WIDEST = 1.0
@@ -33,7 +32,8 @@ class EnginePlaces:
     """Sequences that are there, those included that wait for a place."""
     steps_left: Sequence[int]
     """Of the sequences that hold a place, the next to end first."""
-    step_time: StepTime
+    load: EngineLoad
+    """Of one of the engines: they are alike."""
     _ends: dict[tuple[int, int], tuple[list[float], list[float]]] = field(default_factory=dict, repr=False)
     """By p50 and p90 of an answer: the first ends, in order, and a heap of the next one on each place."""
 
@@ -46,10 +46,10 @@ class EnginePlaces:
         steps = self._steps_until(ends, output_tokens)
         running = min(busy, self.count) / self.replicas
         context = running * (input_tokens + output_tokens[0] / 2)
-        step_s = predict_step_s(self.step_time, round(running), round(context), round(running))
+        step_s = self.load.token_s(round(running), round(context))
         # Prompts are computed within steps, and make these longer for all.
         prompts = min(max(0, busy - len(self.steps_left)), self.count - len(self.steps_left) + ends)
-        return steps * step_s + prompts * input_tokens * self.step_time.per_token_s / self.replicas
+        return steps * step_s + prompts * input_tokens * self.load.step_time.per_token_s / self.replicas
 
     def _steps_until(self, ends: int, output_tokens: tuple[int, int]) -> float:
         """Steps until so many sequences have ended. Each place serves a mean answer after its first."""

@@ -17,8 +17,7 @@ from engine.forecast.wait.places import EnginePlaces
 from engine.forecast.wait.replay import QueueReplay
 from engine.forecast.wait.replayed_engine import ReplayedEngine
 from engine.forecast.wait.surface import Line, Point, Surface
-from engine.messages import TIER_RANKS, StepTime
-from engine.step_time.model import predict_step_s
+from engine.messages import TIER_RANKS
 
 KNOTS = (64, 2048)
 """Sizes of a line's probes, in tokens of the order's `SizeKey`, until sizes have been seen."""
@@ -112,9 +111,8 @@ class Probing(QueueReplay):
                 steps_left += sorted(engine.steps_left(tier))[:most]
             self.free[tier] = free
             if self.engines:
-                step_time = self.engines[0].load.step_time
                 self.places[tier] = EnginePlaces(
-                    count, len(self.engines), dispatched, sorted(steps_left), step_time
+                    count, len(self.engines), dispatched, sorted(steps_left), self.engines[0].load
                 )
 
     def _probe_turns(self) -> int:
@@ -179,7 +177,7 @@ class Probing(QueueReplay):
         if over > 0 and engine.has_room(line.tier, 1, sum(self._tokens_of(point.size))):
             ends = heapq.nsmallest(over, engine.steps_left(line.tier))
             steps = ends[-1] if ends else 0
-            point.place_s = steps * _step_s(engine.load.step_time, len(engine.decodes), engine.decode_context)
+            point.place_s = steps * engine.load.token_s(len(engine.decodes), engine.decode_context)
         self.began[entry_id] = (engine.step, engine.now_s)
         for (tenant_id, tier), cost in self.had.items():
             if tier > line.tier:
@@ -275,13 +273,9 @@ class Probing(QueueReplay):
         if not self.engines:
             return 0.0
         engine = self.engines[max(0, point.engine)]
-        step_time = engine.load.step_time
-        own_s = step_time.per_token_s + step_time.per_sequence_s
         if began is not None and engine.step - began[0] >= MIN_STEPS:
+            step_time = engine.load.step_time
+            own_s = step_time.per_token_s + step_time.per_sequence_s
             return (engine.now_s - began[1]) / (engine.step - began[0]) + own_s
         beside = max(point.decodes, min(point.decodes + point.undecoded, engine.load.max_sequences - 1))
-        return _step_s(step_time, beside, point.context_tokens) + own_s
-
-
-def _step_s(step_time: StepTime, decodes: int, context_tokens: int) -> float:
-    return predict_step_s(step_time, decodes, context_tokens, decodes)
+        return engine.load.token_s(beside + 1, point.context_tokens)

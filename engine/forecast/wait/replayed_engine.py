@@ -1,7 +1,7 @@
 """One engine in a replay, event by event (a prompt done, an answer done), never token by token.
 
 Between two events every step has the same shape, so the time of many such steps is a sum that can be written
-down.
+down. A step here gives each decoding stream one token: as many of the engine's as that takes.
 """
 
 from __future__ import annotations
@@ -52,6 +52,18 @@ class EngineLoad:
     brakes: Brakes = NO_BRAKES
     pauses: bool = False
     """It pauses a sequence to place a request that is owed one."""
+    decode_slots: int = 0
+    """Sequences that decode in one step at most; 0: all."""
+
+    def turns(self, decodes: int) -> float:
+        """Steps in which each of so many decoding sequences has one token: they take turns where there are
+        fewer slots."""
+        return max(1.0, decodes / self.decode_slots) if self.decode_slots else 1.0
+
+    def token_s(self, decodes: int, context_tokens: int) -> float:
+        """Seconds in which each of so many decoding sequences has one token."""
+        steps_s = self.step_time.base_s * (self.turns(decodes) - 1)
+        return predict_step_s(self.step_time, decodes, context_tokens, decodes) + steps_s
 
 
 @dataclass(slots=True)
@@ -188,7 +200,8 @@ class ReplayedEngine:
     def _next_steps(self, rank: Rank) -> tuple[int, list[tuple[Stream, int]]]:
         """Steps of one shape until the next event, and the prompt tokens computed in all of them."""
         self._give_places(rank)
-        budget = max(1, self.load.max_batched_tokens - len(self.decodes))
+        decodes = len(self.decodes)
+        budget = max(1, int(self.load.max_batched_tokens * self.load.turns(decodes)) - decodes)
         until_done = self.decodes[0][0] - self.step if self.decodes else None
         if not self.prefills:
             return until_done or 1, []
@@ -239,7 +252,7 @@ class ReplayedEngine:
             context += computed * stream.context_tokens + computed * (computed + 1) // 2
         one = self.load.step_time
         all_steps_s = predict_step_s(one, tokens, context, (decodes + len(prefilled)) * steps)
-        return all_steps_s + one.base_s * (steps - 1)
+        return all_steps_s + one.base_s * (steps * self.load.turns(decodes) - 1)
 
     def _pass_time(self, steps: int, prefilled: list[tuple[Stream, int]]) -> None:
         self.now_s += self._duration_s(steps, prefilled)

@@ -87,6 +87,7 @@ class SimulatedAdmission(TargetGate):
                 max_batched_tokens=member.engine.table.max_batched_tokens,
                 window_sequences=window.places(member.size.max_sequences),
                 window_kv_tokens=int(member.size.kv_tokens * window.kv_window),
+                decode_slots=member.engine.table.most_decodes,
                 flights=flights_of(
                     by_replica.get(member.replica_id, []), member.engine.core.snapshot(member.replica_id)
                 ),

@@ -111,6 +111,14 @@ def test_places_free_up_in_the_order_of_completion() -> None:
     assert ask(entry("me"), [entry("ahead", output=50)], engine(*flights, places=3)).wait_s[0] == 7
 
 
+def test_where_a_step_has_fewer_slots_than_streams_decode_they_take_turns() -> None:
+    flights = [flight(entry(f"f{left}", output=20), emitted=20 - left) for left in (6, 12)]
+    seen = ask(entry("me"), [], engine(*flights, places=2, decode_slots=1))
+    assert seen.wait_s[0] == 2 * 6, "steps of the engine for six tokens each"
+    assert seen.tpot_s[0] == 2.0
+    assert ask(entry("me"), [], engine(*flights, places=2, decode_slots=2)).wait_s[0] == 6
+
+
 def test_the_fair_order_lets_the_candidate_pass_a_flood() -> None:
     running = flight(entry("runs", output=10), emitted=9)
     flood = [entry(f"f{number}", "flood") for number in range(20)]
