@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, expm1, hypot, log, sqrt
 
 import msgspec
@@ -30,6 +30,7 @@ SMALLEST_ERROR = 0.1
 WAY_P90 = 2.3
 """Of the time until a request is queued, the 90th percentile over the mean: that of an exponential."""
 FUTURES_BASIS = ", sampled futures"
+COUNTED_AHEAD = ("completed", "prompt_tokens_ahead", "ahead_own", "ahead_others", "ahead_higher")
 NOTHING_AHEAD = {"own": 0, "others": 0, "higher_tier": 0}
 """Shared by the forecasts of all requests that go at once: never changed."""
 
@@ -63,26 +64,6 @@ class Point:
     ahead_higher: int = 0
     is_reached: bool = False
     engine: int = -1
-
-    @property
-    def has_seen(self) -> tuple[float, ...]:
-        """All but its size."""
-        return (
-            self.wait_s,
-            self.late_s,
-            self.completed,
-            self.place_s,
-            self.prompt_tokens_ahead,
-            self.decodes,
-            self.undecoded,
-            self.context_tokens,
-            self.tpot_s,
-            self.ahead_own,
-            self.ahead_others,
-            self.ahead_higher,
-            self.is_reached,
-            self.engine,
-        )
 
 
 @dataclass(slots=True)
@@ -221,7 +202,7 @@ class Surface:
     def _look_along(self, line: tuple[str, int]) -> Point | None:
         """Once for each line that is asked about."""
         first, *others = self._points_of(line)
-        is_flat = all(point.has_seen == first.has_seen for point in others)
+        is_flat = all(replace(point, size=first.size) == first for point in others)
         seen = self._flat[line] = first if is_flat else None
         return seen
 
@@ -279,26 +260,13 @@ def _between(points: Sequence[Point], size: int) -> Point:
     low, high = points[index - 1], points[index]
     part = log(size / low.size) / log(high.size / low.size)
 
-    def mix(first: float, second: float) -> float:
-        return first + part * (second - first)
+    def mix(name: str) -> float:
+        first: float = getattr(low, name)
+        return first + part * (getattr(high, name) - first)
 
-    return Point(
-        size=size,
-        wait_s=mix(low.wait_s, high.wait_s),
-        late_s=mix(low.late_s, high.late_s),
-        completed=round(mix(low.completed, high.completed)),
-        place_s=mix(low.place_s, high.place_s),
-        prompt_tokens_ahead=round(mix(low.prompt_tokens_ahead, high.prompt_tokens_ahead)),
-        decodes=low.decodes,
-        undecoded=low.undecoded,
-        context_tokens=low.context_tokens,
-        tpot_s=mix(low.tpot_s, high.tpot_s),
-        ahead_own=round(mix(low.ahead_own, high.ahead_own)),
-        ahead_others=round(mix(low.ahead_others, high.ahead_others)),
-        ahead_higher=round(mix(low.ahead_higher, high.ahead_higher)),
-        is_reached=low.is_reached and high.is_reached,
-        engine=low.engine,
-    )
+    times = {name: mix(name) for name in ("wait_s", "late_s", "place_s", "tpot_s")}
+    counts = {name: round(mix(name)) for name in COUNTED_AHEAD}
+    return replace(low, size=size, is_reached=low.is_reached and high.is_reached, **times, **counts)
 
 
 def _size(point: Point) -> int:
