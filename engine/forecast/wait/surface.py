@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, expm1, hypot, log, sqrt
+from typing import Any
 
 import msgspec
 
@@ -30,7 +31,11 @@ SMALLEST_ERROR = 0.1
 WAY_P90 = 2.3
 """Of the time until a request is queued, the 90th percentile over the mean: that of an exponential."""
 FUTURES_BASIS = ", sampled futures"
-COUNTED_AHEAD = ("completed", "prompt_tokens_ahead", "ahead_own", "ahead_others", "ahead_higher")
+MIXED = (
+    "wait_s", "late_s", "place_s", "tpot_s",
+    "completed", "prompt_tokens_ahead", "ahead_own", "ahead_others", "ahead_higher",
+)  # fmt: skip
+"""Fields of a point between two others that lie between theirs."""
 NOTHING_AHEAD = {"own": 0, "others": 0, "higher_tier": 0}
 """Shared by the forecasts of all requests that go at once: never changed."""
 
@@ -259,14 +264,12 @@ def _between(points: Sequence[Point], size: int) -> Point:
         return points[-1]
     low, high = points[index - 1], points[index]
     part = log(size / low.size) / log(high.size / low.size)
-
-    def mix(name: str) -> float:
-        first: float = getattr(low, name)
-        return first + part * (getattr(high, name) - first)
-
-    times = {name: mix(name) for name in ("wait_s", "late_s", "place_s", "tpot_s")}
-    counts = {name: round(mix(name)) for name in COUNTED_AHEAD}
-    return replace(low, size=size, is_reached=low.is_reached and high.is_reached, **times, **counts)
+    changes: dict[str, Any] = {"size": size, "is_reached": low.is_reached and high.is_reached}
+    for name in MIXED:
+        first = getattr(low, name)
+        mixed = first + part * (getattr(high, name) - first)
+        changes[name] = mixed if name.endswith("_s") else round(mixed)
+    return replace(low, **changes)
 
 
 def _size(point: Point) -> int:
