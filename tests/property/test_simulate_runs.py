@@ -265,10 +265,12 @@ def submit_of(number: int, request: SimulatedRequest) -> Submit:
 def test_a_simulated_replica_does_what_the_core_of_an_engine_does(policy: str, step_time: StepTime) -> None:
     preempted = in_runs = 0
     slots = set()
+    # Of eight places or fewer all have slots, and full steps are learned from for a while.
+    places, count, blocks, gap_s = (6, 40, 48, 0.04) if step_time is STEP_TIME else (12, 400, 96, 0.01)
     for seed in range(6):
-        found = requests(seed, count=40 if step_time is STEP_TIME else 150, gap_s=0.04, tiers=2)
-        config = EngineConfig(policy=policy, max_batched_tokens=24, max_sequences=6)
-        sizes = {"num_blocks": 48, "block_tokens": 4, "context_tokens": 256, "step_time": step_time}
+        found = requests(seed, count=count, gap_s=gap_s, tiers=2)
+        config = EngineConfig(policy=policy, max_batched_tokens=24, max_sequences=places)
+        sizes = {"num_blocks": blocks, "block_tokens": 4, "context_tokens": 256, "step_time": step_time}
         real = VirtualReplica(config, **sizes)  # type: ignore[arg-type]
         real.core.step_time = Known(step_time)  # type: ignore[assignment]
         real.core.table.step_time = step_time
@@ -281,8 +283,8 @@ def test_a_simulated_replica_does_what_the_core_of_an_engine_does(policy: str, s
         in_runs += simulated.work.steps_in_runs
         slots.add(simulated.table.most_decodes)
     assert in_runs > 50
-    assert slots == {6} or step_time is not STEP_TIME
-    assert min(slots) < 6 or step_time is STEP_TIME, "slots were never fewer than places"
+    assert slots == {places} or step_time is not STEP_TIME
+    assert min(slots) < places or step_time is STEP_TIME, "slots were never fewer than places"
     if policy != "static":
         assert preempted > 0
 
