@@ -51,8 +51,7 @@ _ROUTES = [
 
 
 def _complete(handlers: list[HTTPRouteHandler]) -> list[HTTPRouteHandler]:
-    """Adds HEAD to each GET, and an OPTIONS that names all methods of its path (the framework's names those
-    of one handler, and is only made for paths without one)."""
+    """Adds HEAD to each GET, and to each path an OPTIONS with all its methods (not one handler's)."""
     methods: dict[str, set[str]] = defaultdict(set)
     for handler in handlers:
         if "GET" in handler.http_methods:
@@ -79,8 +78,7 @@ HANDLERS = _complete(_ROUTES)
 
 
 def create_app(deps: GatewayDeps) -> Litestar:
-    """The gateway as an ASGI application. Its lifespan recovers and opens, then drains and settles. Raises
-    `ValueError` for an inconsistent configuration."""
+    """The gateway as an ASGI application. Raises `ValueError` for an inconsistent configuration."""
     gateway = Gateway(deps)
     live = LiveHub(gateway.metrics.registry)
 
@@ -123,8 +121,7 @@ def register_routes(
 
 
 def _cross_origin(origins: tuple[str, ...]) -> CORSConfig | None:
-    """CORS for browser applications of these origins. Keys travel in a header, so credentials are not
-    allowed."""
+    """CORS for browser applications of these origins; no credentials, as keys travel in a header."""
     return CORSConfig(allow_origins=list(origins), expose_headers=["*"]) if origins else None
 
 

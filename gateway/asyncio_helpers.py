@@ -31,8 +31,7 @@ async def one_of(*futures: asyncio.Future[Any]) -> None:
 
 
 async def within(timeout_s: float, work: Awaitable[Result]) -> Result:
-    """The result of `work`. Raises `TimeoutError` and cancels `work` if it takes longer. `asyncio.timeout`,
-    with a timer only if `work` waits at all."""
+    """`asyncio.timeout`, with a timer only if `work` waits. Raises `TimeoutError` and cancels `work`."""
     steps = work.__await__()
     try:
         waits_for = next(steps)
@@ -72,7 +71,6 @@ class IdleTimeout:
     """A deadline that moves. Use from one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, on_late: Callable[[], None]) -> None:
-        """`on_late` is called once, after the deadline."""
         self._loop = loop
         self._on_late = on_late
         now_s = loop.time()
@@ -80,8 +78,7 @@ class IdleTimeout:
         self._set(now_s)
 
     def wait(self, seconds: float) -> None:
-        """Moves the deadline to `seconds` from now; replaces the timer only if its next check would be too
-        late."""
+        """Moves the deadline to `seconds` from now; replaces the timer only if it would fire too late."""
         now_s = self._loop.time()
         self._deadline_s = now_s + seconds
         if self._deadline_s < self._look_s:
@@ -89,8 +86,7 @@ class IdleTimeout:
             self._set(now_s)
 
     def end(self) -> None:
-        """Drops the reference to the callback, too: it would keep both in a cycle until a garbage
-        collection."""
+        """Drops the callback, too: it would keep both in a cycle until a garbage collection."""
         self._timer.cancel()
         self._on_late = _nothing
 

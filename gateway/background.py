@@ -22,8 +22,7 @@ async def every(
     *,
     starts_now: bool = False,
 ) -> None:
-    """Calls `work` every `seconds` until cancelled, first after one interval unless `starts_now`. Errors are
-    logged as `failed`, with their traceback."""
+    """Calls `work` every `seconds` until cancelled. Errors are logged as `failed`, with their traceback."""
     if not starts_now:
         await asyncio.sleep(seconds)
     while True:
@@ -45,11 +44,8 @@ async def watch_lag(seconds: float, note: Callable[[float], None]) -> None:
 
 
 class BackgroundWriter(ABC):
-    """Writes what was noted in memory to the database, every `flush_every_s` and when it closes.
-
-    A subclass bounds what it keeps, counts what it drops, and keeps what could not be written. Use from one
-    event loop.
-    """
+    """Writes notes to the database every `flush_every_s` and when it closes. A subclass bounds what it keeps,
+    counts what it drops, and keeps what could not be written. Use from one event loop."""
 
     task_name: str
     log: logging.Logger
@@ -74,7 +70,6 @@ class BackgroundWriter(ABC):
         self._task = asyncio.create_task(work, name=self.task_name)
 
     async def close(self) -> None:
-        """Writes the rest if the database is up."""
         if self._task is not None:
             await stop([self._task])
         await self.flush()

@@ -319,13 +319,11 @@ class GatewayConfig(GatewaySettings, frozen=True, kw_only=True):
     audit_checkpoint_s: Seconds = 60.0
     audit_ledger_s: Seconds = 600.0
     audit_verify_s: Seconds = 86_400.0
-    """When the audit is signed, the ledger digested and the whole audit checked, as the settings say
-    (`ops/settings/groups.py`)."""
+    """When the audit is signed and checked and the ledger digested (`ops/settings/groups.py`)."""
 
     body_timeout_s: Seconds = 30.0
     prompt_threads: Count = 2
-    """That parse and tokenise prompts of more than 4 KB. Tenants take turns, and one has at most all threads
-    but one."""
+    """For prompts of more than 4 KB. Tenants take turns, and one has at most all threads but one."""
     max_inputs: Count = 2048
     """Inputs to /v1/embeddings, or documents to /v1/rerank, in one request."""
     max_messages: Count = 2048
@@ -345,11 +343,9 @@ class GatewayConfig(GatewaySettings, frozen=True, kw_only=True):
     dispatch_log_records: Count = 20_000
 
     reserve_quantile: Percent = 0.9
-    """What a request holds before it runs is enough for this share of answers, by the forecast of their
-    length; more is held while it decodes."""
+    """Share of answers for which the first hold is enough, by the length forecast; decoding tops up."""
     max_buffered_bytes: Count = 2**20
-    """Size of the pieces that wait for a client which does not read; with more the engine rests, as with
-    `max_buffered_events` of them."""
+    """Bytes of pieces that may wait for a slow client; beyond them the engine rests."""
     hold_wait_s: Seconds = 5.0
     """Longest wait of a top-up for what other requests hold on a window; then it counts as refused."""
     accounts_wait_s: Seconds = 30.0

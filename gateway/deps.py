@@ -50,8 +50,7 @@ class ShownSetting:
 
 @dataclass(frozen=True)
 class GatewayDeps:
-    """The parts that outlive a request. The composition root builds and closes them; `create_app` starts and
-    stops what the gateway itself owns."""
+    """The parts that outlive a request, built and closed by the composition root."""
 
     config: GatewayConfig
     gateway_id: str
@@ -64,8 +63,7 @@ class GatewayDeps:
     prices: Callable[[], PriceBook]
     """Changes while the gateway runs."""
     upstreams: tuple[Upstream, ...]
-    """Those that keep outcomes for recovery and take the policy: our own engines, all of one model, and vLLMs
-    with our plug-in."""
+    """Our engines, all of one model, and vLLMs with our plug-in: they keep outcomes, take the policy."""
     renderer: Renderer
     model_name: str
     """Of the served model, or the first one."""
@@ -89,15 +87,13 @@ class GatewayDeps:
     sharing: QueueSharing | None = None
     """None: each gateway has its own queues."""
     peer_requests: PeerRequests | None = None
-    """None: without Redis other gateways cannot be asked."""
+    """None: without Redis other gateways cannot be reached."""
     shown_settings: tuple[ShownSetting, ...] = ()
     """Without secrets."""
     what_if: WhatIf | None = None
-    """None: there is no simulator."""
     threads: FairThreads = field(default_factory=FairThreads)
     """Parses and tokenises prompts that are not small."""
     tracer: Tracer | None = None
-    """None: no traces are kept."""
     audit_key: SigningKey | None = None
     """Signs the audit; None: other gateways do."""
     read_audit_key: Callable[[], SigningKey | None] = lambda: None
@@ -134,5 +130,5 @@ class RecoveryReport:
     lost: int = 0
     """Settled by their last report: no engine knew them."""
     left_open: int = 0
-    """No engine could be asked yet."""
+    """No engine could be reached yet."""
     acknowledged: int = 0

@@ -198,8 +198,7 @@ def _queue_full(most: int, wait: str, retry_after_s: float, *, of_tenant: bool) 
 
 
 def budget_denied(denied: Denied, fitting_max_tokens: int | None = None) -> ApiError:
-    """429: a rate limit if the limit refills soon, otherwise a spent or insufficient budget.
-    `fitting_max_tokens`: see `BudgetDenied`."""
+    """429: a rate limit if it refills soon, else a spent budget. `fitting_max_tokens`: see `BudgetDenied`."""
     is_ours = is_platforms(denied.limit)
     if not denied.limit.amount:
         error = _nothing_passes(denied, is_ours=is_ours)
@@ -213,7 +212,7 @@ def budget_denied(denied: Denied, fitting_max_tokens: int | None = None) -> ApiE
 
 
 def platform_limit(retry_after_s: float | None) -> ApiError:
-    """A limit on all tenants together: a tenant is only told when to retry."""
+    """A limit on all tenants together: the answer has no numbers, only when to retry."""
     what = "The server's limit on all its tenants together does not admit this request"
     if retry_after_s is None or retry_after_s > LONGEST_RETRY_S:
         when = "" if retry_after_s is None else f" for another {math.ceil(retry_after_s)} s"
@@ -226,7 +225,7 @@ def platform_limit(retry_after_s: float | None) -> ApiError:
 
 
 def _nothing_passes(denied: Denied, *, is_ours: bool) -> ApiError:
-    """A limit of 0, with the time to its reset, when it may be another one."""
+    """A limit of 0, with the time to its reset, after which it may differ."""
     what = "the server's limit on all its tenants together" if is_ours else _named(denied.limit)
     resets = [state.reset_s for state in denied.states if state.limit.identity == denied.limit.identity]
     reset_s = next((reset_s for reset_s in resets if 0 < reset_s < math.inf), None)
@@ -246,7 +245,6 @@ def _named(limit: Limit) -> str:
 
 
 def _own_limit(denied: Denied, fitting_max_tokens: int | None) -> ApiError:
-    """A limit of the tenant's own, with its numbers."""
     limit = denied.limit
     what = _named(limit)
     numbers = f"Limit {limit.amount}, available {denied.available}, requested {denied.wanted}."

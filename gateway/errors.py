@@ -1,7 +1,4 @@
-"""API errors in OpenAI's shape: a table of kinds, and functions for texts that depend on more than their
-fields.
-
-{"error": {"message", "type", "param", "code"}}
+"""API errors in OpenAI's shape, {"error": {"message", "type", "param", "code"}}: their kinds and texts.
 
 `message` names the subject, the limit and the remedy. SDKs obey `x-should-retry`, then `retry-after-ms`, then
 `retry-after`, and by default retry 408, 409, 429 and 5xx. So each of those says whether a retry helps: yes,
@@ -21,7 +18,7 @@ from typing import Any
 import msgspec
 
 LONGEST_RETRY_S = 120.0
-"""SDKs sleep as long as told (one of them without bound): a longer wait is a spent budget."""
+"""SDKs sleep for the whole `Retry-After`, one without bound: a longer wait is a spent budget."""
 
 MOST_MESSAGE_CHARACTERS = 5_000
 MOST_PARAM_CHARACTERS = 200
@@ -60,7 +57,6 @@ class ApiError(Exception):
     fallback: dict[str, Any] | None = None
     """Of a chain of which no pool took the request: which were tried, and why not."""
     lacked: Lacked | None = None
-    """None: no limit refuses it."""
 
     def __post_init__(self) -> None:
         if not self.type:
@@ -92,7 +88,6 @@ class ApiError(Exception):
         return body
 
     def all_headers(self) -> dict[str, str]:
-        """Its own headers, and those that tell a client whether and when to retry."""
         headers = dict(self.headers)
         if self.retry_after_s is not None:
             headers["retry-after-ms"] = str(_milliseconds(self.retry_after_s))
@@ -421,7 +416,6 @@ def wrong_content_type(sent: str, wanted: str = "application/json") -> ApiError:
 
 
 def address_has_too_many(most: int, *, through_proxy: bool) -> ApiError:
-    """One address has its maximum of connections or, behind a proxy, of concurrent requests."""
     return ApiError(
         429,
         "address_has_too_many",
@@ -451,8 +445,7 @@ def large_bodies_full(most_bytes: int, *, of_tenant: bool) -> ApiError:
 def context_too_long(
     context_tokens: int, prompt_tokens: int, max_tokens: int | None, param: str, *, is_least: bool = False
 ) -> ApiError:
-    """The prompt, or prompt and answer together, exceed the model's context. `is_least`: `prompt_tokens` is
-    only a lower bound."""
+    """Prompt, or prompt and answer, exceed the context. `is_least`: `prompt_tokens` is only a lower bound."""
     if max_tokens is None:
         least = "at least " if is_least else ""
         message = f"your prompt has {least}{prompt_tokens} tokens and leaves no room for an answer"
@@ -472,7 +465,6 @@ def context_too_long(
 
 
 def precondition_failed(message: str, current: Mapping[str, Any] | None, etag: str | None) -> ApiError:
-    """412: the entity tag does not match; includes the object's current state and tag."""
     return ApiError(
         412,
         "precondition_failed",
@@ -496,7 +488,6 @@ def rate_limited(message: str, meter_type: str, retry_after_s: float) -> ApiErro
 
 
 def too_many_end_users(end_user: str, most: int, retry_after_s: float | None) -> ApiError:
-    """The tenant's maximum of end users have counters in use, and this one has none."""
     is_soon = retry_after_s is not None and retry_after_s <= LONGEST_RETRY_S
     when = "" if retry_after_s is None else f" The first place is free in {math.ceil(retry_after_s)} s."
     return ApiError(
@@ -523,7 +514,6 @@ def accounts_unavailable(what: str, why: str = "cannot be reached") -> ApiError:
 
 
 def quote_refused(code: str, reason: str, *, conflict: bool = False) -> ApiError:
-    """A quote that does not bind this request."""
     return ApiError(
         409 if conflict else 400,
         code,
@@ -535,8 +525,7 @@ def quote_refused(code: str, reason: str, *, conflict: bool = False) -> ApiError
 
 
 def request_not_found(request_id: str, *, of_any_tenant: bool = False) -> ApiError:
-    """The answer does not tell whether another tenant has such a request. `of_any_tenant`: an operator
-    asked."""
+    """Does not tell whether another tenant has such a request. `of_any_tenant`: an operator asked."""
     of_yours, route = ("", "/admin/v1/requests") if of_any_tenant else (" of yours", "/v1/requests")
     return ApiError(
         404,

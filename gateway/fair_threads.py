@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 INLINE_BYTES = 4 * 1024
-"""Text up to this size is tokenised on the event loop: at most 3 ms, no more than switching to a thread
-costs."""
+"""Up to this size text is tokenised on the event loop: at most 3 ms, about a switch to a thread."""
 
 
 class TooManyWaiting(Exception):
@@ -32,8 +31,7 @@ class _Work:
 
 
 class FairThreads:
-    """Runs work in threads. Tenants take turns, and one tenant has at most all threads but one (if there are
-    several), so that one is left for others. Use from one event loop."""
+    """Runs work in threads. Tenants take turns; of several threads none has all. Use from one event loop."""
 
     def __init__(
         self, threads: int = 2, *, max_waiting: int = 2_048, max_waiting_per_tenant: int = 512
@@ -112,7 +110,6 @@ class FairThreads:
         self._start_next()
 
     def _start_next(self) -> None:
-        """Starts the work of the next tenant that may have a thread, and requeues the tenant."""
         for tenant_id, line in self._waiting.items():
             if self._may_start(tenant_id):
                 work = line.popleft()

@@ -117,7 +117,6 @@ T = TypeVar("T")
 
 
 def _fairness_note(spec: PoolSpec) -> str:
-    """The estimate's note on sharing between tenants; empty for our own engine."""
     if not spec.is_foreign:
         return ""
     return "; token-fair" if spec.is_token_fair else "; fair at dispatch only"
@@ -270,7 +269,6 @@ class Gateway:
         """Set when another process serves under this gateway's id: this one must stop (`taken` says why)."""
         self.taken: IdentityTaken | None = None
         self._rival: RivalWatch | None = None
-        """Watches another process that last wrote this gateway's heartbeat."""
         self._dead: list[GatewaySeen] = []
         self._adopting: dict[str, asyncio.Task[None]] = {}
         self._engine_changed = asyncio.Event()
@@ -284,7 +282,6 @@ class Gateway:
         return is_enabled
 
     def _make_pool(self, spec: PoolSpec) -> ModelPool:
-        """Raises `UnknownPolicy`."""
         deps = self.deps
         config = deps.config
         replica_ids = [upstream.replica_id for upstream in spec.upstreams]
@@ -331,7 +328,7 @@ class Gateway:
             self.slo.refused,
             config.admission,
         )
-        # Half a second more than others take to tell: what comes with a full second is then complete.
+        # Half a second more than other gateways take to report, so that a full second is complete.
         meter = FlowMeter(spec.name, lag_s=0.0 if shared is None else KNOWN_AFTER_S + 0.5)
         self.minutes.flows[spec.name], self.minutes.engines[spec.name] = meter, EngineMeter(spec.name)
         recorder = RequestRecorder(
@@ -448,9 +445,8 @@ class Gateway:
     # ------------------------------------------------------------ start and stop
 
     async def start(self) -> None:
-        """Recovers what an earlier process left, then opens. While the quota store is unavailable nothing is
-        admitted, and `/readyz` says so. Raises `DatabaseUnavailable`, and `Invalid` if another gateway of
-        this database would count limits separately."""
+        """Recovers what an earlier process left, then opens; without the store nothing is admitted. Raises
+        `DatabaseUnavailable`, and `Invalid` if another gateway of this database would count separately."""
         # What was created a moment ago (the owner's key, at the first start) works for the first request.
         await self.deps.directory.refresh()
         seen = await self._beat(takes_over=True)
@@ -474,7 +470,7 @@ class Gateway:
         self.minutes.start()
         for count_replicas in self._replica_counts:
             count_replicas()
-        # Before a shared queue hears of this gateway: what it says of brakes counts for all.
+        # Before this gateway joins a shared queue: the brakes that it reports apply to all.
         await self.brakes.start()
         await self.drains.follow()
         for pool in self.pools.values():
@@ -559,7 +555,6 @@ class Gateway:
             self._engine_changed.set()
 
     def _forget_earlier(self, report: RecoveryReport) -> None:
-        """Nothing of an earlier life is open any more."""
         if not report.left_open and report.open_reserves < recovery.PAGE:
             self.progress.earlier = None
 
@@ -674,7 +669,6 @@ class Gateway:
         }
 
     def _probes(self) -> dict[tuple[str, str], ProbeReport]:
-        """By model and replica."""
         return {
             (name, upstream.replica_id): snapshot.length_probe
             for name, pool in self.pools.items()
@@ -699,8 +693,7 @@ class Gateway:
     # ------------------------------------------------------------ for routes
 
     def served(self, name: str, request_id: str) -> ServedModel:
-        """The model behind a name. Raises `ApiError`: 404 for an unknown name, 503 before any replica has
-        announced itself."""
+        """Raises `ApiError`: 404 for an unknown name, 503 before any replica has announced itself."""
         # Drawn from the id, so that a repeated call for one request gives the same answer.
         draw = zlib.crc32(request_id.encode()) / 2**32
         try:
@@ -764,8 +757,7 @@ class Gateway:
             raise errors.text_too_large(max_text_bytes=ordinary)
 
     def context_tokens(self, name: str) -> int | None:
-        """The context that every model behind a name accepts; of a chain the longest known. None: unknown.
-        Raises `KeyError`."""
+        """The context every model of a name accepts; a chain's longest. None: unknown. Raises `KeyError`."""
         context_sizes = [
             self.pools[pool].context_tokens for pool, weight in self.catalogue.targets(name) if weight
         ]
@@ -784,8 +776,7 @@ class Gateway:
             raise self.pools[pool].dispatcher.no_engine()
 
     async def ready(self, call: Call, token: str | None) -> Call:
-        """The call for a pool that serves now, with the tier and prices of its quote. Raises `ApiError`,
-        `NoEngineAvailable`, `NoneTook`."""
+        """The call for a pool that serves now. Raises `ApiError`, `NoEngineAvailable`, `NoneTook`."""
         if call.chained is None:
             self.require_engine(call.pool)
         elif not self.pools[call.pool].has_engine:

@@ -43,8 +43,7 @@ def invalid_api_key(reason: str) -> ApiError:
 
 
 def address_not_allowed(address: IPv4Address | IPv6Address | None) -> ApiError:
-    """403: a valid key used from outside its networks, which are not named. None: an unknown address, which
-    counts as outside."""
+    """403: a valid key used from outside its networks, which are not named. None: an unknown address."""
     seen = (
         f"from {address}. An administrator can allow it: fairgate key set KEY_ID --allow-from {address}"
         if address is not None

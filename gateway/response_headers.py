@@ -51,7 +51,6 @@ def go_duration(seconds: float) -> str:
 
 
 def rate_limit_headers(states: Iterable[LimitState]) -> dict[str, str]:
-    """From the tightest limit of each kind."""
     headers: dict[str, str] = {}
     states = [state for state in states if not is_platforms(state.limit)]
     kinds: Sequence[tuple[str, tuple[Meter, ...]]] = (
@@ -71,12 +70,9 @@ def rate_limit_headers(states: Iterable[LimitState]) -> dict[str, str]:
 
 
 def quota_fields(states: Iterable[LimitState]) -> dict[str, str]:
-    """`RateLimit-Policy: "tenant-total_tokens-minute";q=1000;w=60;qu="tokens"` and
-    `RateLimit: "tenant-total_tokens-minute";r=900;t=12`.
-
-    Hard limits only: no other refuses anything. A token bucket is its burst (`q`) and the time in which that
-    refills (`w`). Where a refusal has a `Retry-After`, that takes precedence over `t`. Limits on all tenants
-    together have no policy here, and are named, as `"platform";r=0;t=12`, only while one has no room left."""
+    """`RateLimit-Policy: "tenant-total_tokens-minute";q=1000;w=60;qu="tokens"` and `RateLimit: …;r=900;t=12`.
+    Hard limits only. A token bucket is its burst (`q`) and its refill time (`w`); a `Retry-After` precedes
+    `t`. Limits on all tenants together are named, as `"platform";r=0;t=12`, only while full."""
     hard = [state for state in states if state.limit.mode is LimitMode.HARD]
     full = [state for state in hard if is_platforms(state.limit) and not state.available]
     hard = sorted((state for state in hard if not is_platforms(state.limit)), key=tightness)
@@ -111,8 +107,7 @@ def _policy(limit: Limit) -> tuple[str, str]:
 
 
 def policy_name(limit: Limit) -> str:
-    """`key-requests-rate`, `tenant-concurrency`, `tenant-total_tokens-day-interactive`,
-    `end_user-requests-minute-large_model-above_8000`."""
+    """Such as `tenant-concurrency` or `end_user-requests-minute-large_model-above_8000`."""
     shape = limit.window.value if limit.window is not None else "rate" if limit.is_bucket else ""
     tier = "" if limit.tier is None else limit.tier.value
     model = (
@@ -141,8 +136,7 @@ def limit_headers(states: Iterable[LimitState]) -> dict[str, str]:
 
 
 def estimate_headers(estimate: Estimate | None) -> dict[str, str]:
-    """A structured field (RFC 8941, a dictionary) of p50 and p90, in seconds, tokens and nano-dollars:
-    `x-fairgate-estimate: wait;p50=0.120;p90=0.480, ttft;p50=0.130;p90=0.500, …, basis="replay";samples=7`."""
+    """Structured (RFC 8941): p50 and p90 in s, tokens, nano-dollars: `wait;p50=0.120;p90=0.480, …`."""
     if estimate is None:
         return {}
     (wait_p50_s, wait_p90_s), (ttft_p50_s, ttft_p90_s) = estimate.wait_s, estimate.ttft_s

@@ -23,8 +23,7 @@ DOUBT = 0.5
 
 
 class FadingShare:
-    """A share of the cases of about the last `memory_s`, and of `DOUBT` that never happened: without cases
-    it fades to 0."""
+    """A share of the cases of about the last `memory_s`, with `DOUBT` that never happened: it fades to 0."""
 
     def __init__(self, memory_s: float) -> None:
         self._memory_s = memory_s
@@ -49,7 +48,7 @@ class FadingShare:
         self._count *= left
 
 
-# Learning from an answer costs more than counting it, and some dozen a second say as much as a thousand.
+# Learning from an answer costs more than counting it, and a few dozen a second suffice.
 
 LEARNED_PER_S = 50.0
 """Events after which the typical gap is known."""
@@ -59,8 +58,7 @@ FIRST_GAP_S = 1.0
 
 
 class EvenSample:
-    """Selects all events of a slow stream, and evenly `per_s` a second of a fast one. The first few hundred
-    of a burst are all selected."""
+    """Selects all events of a slow stream or a burst's start, and evenly `per_s` a second of others."""
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s

@@ -2,7 +2,7 @@
 
 Invalid context is dropped; a broken `tracestate` leaves the `traceparent` valid
 (https://www.w3.org/TR/trace-context-2/). The caller's flags are passed on. Trace and span ids follow from the
-request's id, as other processes are told of spans that are made later, or never.
+request's id, as other processes get the ids of spans that are made later, or never.
 """
 
 from __future__ import annotations
@@ -72,8 +72,7 @@ class RequestTrace(msgspec.Struct, frozen=True):
 
 
 def read(parents: Iterable[str], states: Iterable[str]) -> tuple[TraceContext | None, str]:
-    """The context from the values of the two headers, and the name of a useless header; empty: none. Several
-    `tracestate` count as one, several `traceparent` as none."""
+    """The context, and the name of a useless header (empty: none). Several `traceparent` count as none."""
     given = list(parents)
     if not given:
         return None, ""

@@ -1,16 +1,10 @@
 """Rebuilds the quota store's counters from the ledger after they were lost.
 
-A store that only failed to answer still has its counters. One that has lost them reports it
-(`QuotaStoreRecovering`, by its epoch), and one gateway rebuilds them:
-
-1. it wins the right to (`begin_rebuild`); the others wait until the store serves again;
-2. it opens the next epoch in the ledger: reserve and top-up rows of the epoch before are refused from now on,
-   so the following read is complete;
-3. it reads charges and open holds of all gateways in one snapshot;
-4. it fills both in, and lets the store serve under the new epoch (`finish_rebuild`).
-
-Meanwhile the store admits, tops up and settles nothing. A settlement whose row was in the snapshot finds no
-hold and changes nothing; one whose row came later finds the restored hold. Either way it is counted once.
+A store that has lost its counters reports it (`QuotaStoreRecovering`, by its epoch). One gateway wins the
+rebuild (`begin_rebuild`) and opens the next epoch in the ledger: reserve and top-up rows of the epoch before
+are refused from then on, so its snapshot of charges and open holds is complete. It fills both in and lets the
+store serve (`finish_rebuild`); until then the store admits and settles nothing. A settlement in the snapshot
+finds no hold and changes nothing, a later one finds the restored hold: each is counted once.
 """
 
 from __future__ import annotations
@@ -64,7 +58,6 @@ class CounterRebuilder:
         now: Callable[[], datetime],
         all_limits: Callable[[], list[Limit]],
     ) -> None:
-        """`all_limits`: every active limit."""
         self._ledger = ledger
         self._quota_store = quota_store
         self._gateway_id = gateway_id
@@ -94,8 +87,7 @@ class CounterRebuilder:
                 await asyncio.sleep(RECOVER_EVERY_S)
 
     async def recover(self) -> None:
-        """Returns when the store serves with correct counters. Raises `QuotaStoreUnavailable` (also while
-        another gateway rebuilds) and `DatabaseUnavailable`: try again then."""
+        """Returns when counters are right. Raises `QuotaStoreUnavailable`, `DatabaseUnavailable`: retry."""
         try:
             await self._quota_store.ping()
         except QuotaStoreRecovering:

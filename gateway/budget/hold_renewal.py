@@ -1,7 +1,6 @@
 """Renews the holds of running requests and releases orphaned ones.
 
-A hold ends by the ledger, never by itself: so a charge in the ledger is in the counters exactly once,
-whichever process died in between.
+A hold ends only by the ledger: a charge is in the counters exactly once, whichever process died in between.
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ class HoldRenewal:
             self._doubtful.add(request_id)
 
     def doubts(self, request_id: str) -> bool:
-        """Whether a request noted by `doubt` is not resolved yet."""
         return request_id in self._doubtful
 
     async def run(self) -> None:
@@ -98,8 +96,7 @@ class HoldRenewal:
             elif request_id not in open_ids:
                 # Held, but its gateway died (or lost the database) before the reserve row was written.
                 await self._quota_store.settle(request_id, NOTHING)
-            # An open one is settled by the gateway that adopts it (`gateway/cluster/recovery.py`); until then
-            # its budget stays held.
+            # An open one stays held until a gateway adopts and settles it (`gateway/cluster/recovery.py`).
 
     async def _settle_doubtful(self) -> None:
         doubtful = set(self._doubtful)

@@ -1,12 +1,9 @@
 """Holds budget for requests: reserve, top up, move, settle.
 
-The edge to the quota store and the ledger. Order matters: the hold, then the durable reserve row, then the
-queue; a top-up in the store, then its durable row, then the engine's lease; at the end the durable settle
-row, then the counters (`settlement.py`), then the engine may drop the outcome. So the ledger always covers at
-least what the engine may emit, and after a crash the last report of a request is found there.
-
-A quota store may come back from an outage without its counters. So after every failure nothing is admitted
-until `counter_rebuild.py` has verified or rebuilt them.
+Order matters: the hold, its durable reserve row, the queue; a top-up in the store, its durable row, the
+engine's lease; at the end the durable settle row, the counters (`settlement.py`), and then the engine may
+drop the outcome. So the ledger always covers what the engine may emit, and has a request's last report after
+a crash. After a failure of the store nothing is admitted until `counter_rebuild.py` has checked its counters.
 """
 
 from __future__ import annotations
@@ -101,9 +98,7 @@ class Holds:
         require_presence: Callable[[], None] = lambda: None,
         on_granted: Callable[[Granted], None] = lambda _: None,
     ) -> None:
-        """`all_limits`: every active limit, for rebuilding counters. `require_presence` raises when other
-        gateways may consider this one dead. `on_granted` is called with every grant of a reservation or
-        top-up."""
+        """`require_presence` raises if others may take this one for dead; `on_granted` gets every grant."""
         self._ledger = ledger
         self._quota_store = quota_store
         self._gateway_id = gateway_id
@@ -132,7 +127,6 @@ class Holds:
 
     @property
     def overdue(self) -> int:
-        """Other gateways' holds older than their lease at the last check."""
         return self._renewal.overdue
 
     @property
@@ -156,8 +150,7 @@ class Holds:
             await self._quota_store.ping()
 
     async def fill(self, *, is_new: bool) -> None:
-        """Prepares the counters before the first request. `is_new`: they start empty with this process.
-        Raises `DatabaseUnavailable`, `QuotaStoreUnavailable`."""
+        """`is_new`: the counters start empty. Raises `DatabaseUnavailable`, `QuotaStoreUnavailable`."""
         if is_new:
             await self._rebuilder.rebuild()
         else:
@@ -176,8 +169,7 @@ class Holds:
         await stop(self._tasks)
 
     def sending(self, request_id: str, engine: str) -> None:
-        """Call right before sending a request, with the engine's life: if this gateway stalled, another one
-        may have settled its waiting requests. Raises `DatabaseUnavailable`."""
+        """Call right before sending. Raises `DatabaseUnavailable` if another gateway may have settled it."""
         self._require_presence()
         if (live := self._live.get(request_id)) is not None:
             live.sent_to = engine
@@ -196,8 +188,7 @@ class Holds:
         return NOTHING if live is None else live.held
 
     async def look(self, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
-        """Present states; empty while the quota store is unavailable, as the reservation then decides. Holds
-        nothing."""
+        """Present states, holding nothing; empty while the store is away, as the reservation decides."""
         if not limits or self.is_recovering or self.is_local:
             return ()
         try:
@@ -214,13 +205,10 @@ class Holds:
         price_version: int = 0,
         metering: RequestMetering | None = None,
     ) -> Granted:
-        """Holds on every limit of the request's path, then writes the reserve row durably. The request may
-        use up to `Granted.covered`. `metering`: what it has used; its real tokens are noted where limits
-        weight them.
-
-        Raises `BudgetDenied`, `EndUserRefused`, `LimitNotKept`, `QuotaStoreUnavailable`,
-        `DatabaseUnavailable`; nothing stays held then.
-        """
+        """Holds on every limit of its path, then writes the reserve row durably; it may use up to
+        `Granted.covered`. `metering`: its real tokens are noted where limits weight them. Raises
+        `BudgetDenied`, `EndUserRefused`, `LimitNotKept`, `QuotaStoreUnavailable`, `DatabaseUnavailable`;
+        nothing stays held then."""
         if self.is_recovering or self._renewal.doubts(call.request_id):
             raise QuotaStoreUnavailable("its counters, or this request's, are being put right")
         limits = call.limits_at(self._wall_clock())
@@ -272,13 +260,10 @@ class Holds:
     async def top_up(
         self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts
     ) -> Granted | Denied:
-        """Raises the hold of a live request (`QuotaStore.top_up`; totals since it began) durably; only after
-        this may the engine's lease grow. `used`: emitted and computed so far, as limits count it; charged if
-        all processes crash, and billed as the metering's `reported` says.
-
-        Raises `KeyError` for a request that is not live, `QuotaStoreUnavailable`, `DatabaseUnavailable`; the
-        engine's lease must then not grow, and the call may be repeated.
-        """
+        """Raises the hold of a live request durably (`QuotaStore.top_up`; totals since it began); only then
+        may the engine's lease grow. `used`: so far, as limits count it; charged if all processes crash, and
+        billed as the metering's `reported` says. Raises `KeyError` if it is not live,
+        `QuotaStoreUnavailable`, `DatabaseUnavailable`; may be repeated."""
         live = self._live[request_id]
         async with live.changing:
             epoch, answer = await self._raise_hold(request_id, used, first, ahead)
@@ -293,14 +278,11 @@ class Holds:
         return answer
 
     async def rebind(self, request_id: str, limits: Sequence[Limit], *, must_fit: bool) -> Granted | Denied:
-        """Puts a live request under the limits in force, durably (`QuotaStore.rebind`; `limits`: at least all
-        that it was held on). On those that it was not held on it holds what it holds so far. `must_fit`: it
-        has not begun, and where that has no room nothing changes; else it runs, and is promised nothing more
-        on them.
-
-        Raises `KeyError` for a request that is not live, `EndUserRefused`, `QuotaStoreUnavailable` (also
-        where only local slices are granted), `DatabaseUnavailable`; the call may be repeated.
-        """
+        """Puts a live request under the limits in force, durably (`QuotaStore.rebind`); on new ones it holds
+        what it holds so far. `limits`: at least all that it was held on. `must_fit`: it has not begun, and
+        without room nothing changes; else it runs on, and is promised nothing more there. Raises `KeyError`
+        if it is not live, `EndUserRefused`, `QuotaStoreUnavailable` (also with local slices only),
+        `DatabaseUnavailable`; may be repeated."""
         live = self._live[request_id]
         async with live.changing:
             may_be_cut = live.asked.may_be_cut or not must_fit
@@ -325,11 +307,8 @@ class Holds:
 
     async def move(self, call: Call, first: Amounts, ahead: Amounts) -> Granted:
         """Raises the hold of a live request that has emitted nothing, and records durably that it is charged
-        in `call.tier` from now on.
-
-        Raises `BudgetDenied` (nothing has changed then), `KeyError`, `QuotaStoreUnavailable`,
-        `DatabaseUnavailable`.
-        """
+        in `call.tier` from now on. Raises `BudgetDenied` (nothing has changed then), `KeyError`,
+        `QuotaStoreUnavailable`, `DatabaseUnavailable`."""
         live = self._live[call.request_id]
         async with live.changing:
             epoch, answer = await self._raise_hold(call.request_id, NOTHING, first, ahead)
@@ -351,10 +330,9 @@ class Holds:
         credit_nanousd: int = 0,
         most_credit_nanousd: int = 0,
     ) -> Settlement:
-        """Starts the settlement; it continues until durable, even if the caller stops waiting. `counted`:
-        weighted amounts for limits; None: `charged`. `credit_nanousd` is credited on the bill in a row of its
-        own, as far as its tenant's credits of the day stay within `most_credit_nanousd`; limits are not
-        refunded."""
+        """Settles until durable, even if the caller stops waiting. `counted`: weighted amounts for limits;
+        None: `charged`. `credit_nanousd` is credited in a row of its own, up to `most_credit_nanousd` for its
+        tenant and day; limits are not refunded."""
         live = self._live.get(call.request_id)
         price_version = live.price_version if live else 0
         row = self._row(call, "settle", charged, detail, (), price_version, outcome.value)
@@ -419,7 +397,6 @@ class Holds:
     async def _raise_hold(
         self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts
     ) -> tuple[str, Granted | Denied]:
-        """`QuotaStore.top_up` and its epoch."""
         try:
             return await self._in_one_epoch(lambda: self._quota_store.top_up(request_id, used, first, ahead))
         except KeyError:
@@ -435,9 +412,8 @@ class Holds:
         *,
         charged_to: Iterable[str] = (),
     ) -> None:
-        """Records durably, as one more numbered row, that all of `covered` is held, that the request is now
-        `call`, and that it is also charged to `charged_to`. Writes nothing if nothing has changed. Call with
-        `live.changing` held."""
+        """Records durably, as one more row, that `covered` is held for `call`, which is also charged to
+        `charged_to`; nothing if nothing has changed. Call with `live.changing` held."""
         try:
             while (
                 _any(newly := _beyond(covered, live.held))

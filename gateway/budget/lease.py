@@ -1,12 +1,9 @@
 """Lease sizes: the first hold, top-ups, and their division among sequences. Pure.
 
-A request holds what it probably needs, not its worst case: the prompt and a quantile of the predicted output
-on windows, the prompt and a small first chunk on token buckets. A short answer is held whole where that keeps
-nothing from others. While decoding, the request asks for more before its lease runs out. What is covered is
-divided among its sequences; no uncovered token is emitted.
-
-Tokens are output tokens of all sequences together unless a name says otherwise. The caller's monotone
-function `sizes` maps them to amounts on limits (weights, prices).
+A request holds what it probably needs: the prompt, and a quantile of the predicted output on windows or a
+small first chunk on token buckets. A short answer is held whole where that keeps nothing from others. It asks
+for more before its lease runs out; no uncovered token is emitted. Tokens are output tokens of all sequences
+unless a name says otherwise; the caller's monotone `sizes` maps them to amounts on limits.
 """
 
 from __future__ import annotations
@@ -27,11 +24,9 @@ Sizes = Callable[[int], Amounts]
 FIRST_TOKENS = 16
 """Least tokens covered per sequence at the start, where no bucket is smaller."""
 SHORT_TOKENS = 512
-"""Per sequence: up to this length an answer is covered whole, where that is modest. A longer one tops up,
-which also records its progress in case all processes crash."""
+"""Per sequence: a longer answer tops up instead, which records its progress in case of a crash."""
 MODEST_SHARE = 64
-"""A first hold is modest when this many of its size fit into the burst; a larger one would block others that
-share the bucket."""
+"""A first hold is modest if this many fit into the burst; a larger one would block others there."""
 CHUNK_S = 1.0
 """Least seconds of decoding that a top-up covers, where no bucket is smaller."""
 LEAD_S = 0.25
@@ -53,7 +48,6 @@ class SequenceLease(msgspec.Struct, frozen=True):
 
     @property
     def left(self) -> int:
-        """Covered but not emitted."""
         return self.lease - self.emitted
 
 
@@ -76,10 +70,8 @@ def first_hold(
     may_be_cut: bool,
 ) -> Hold:
     """The hold that a request asks for when it starts. `ahead`: its predicted output; `most`: the most it can
-    emit; `gpu_ms`: predicted device time for a number of output tokens.
-
-    Where no limit counts output, all of it is held: this takes nothing from others and saves top-ups.
-    """
+    emit; `gpu_ms`: predicted device time by output tokens. Where no limit counts output, all of it is held:
+    this takes nothing from others and saves top-ups."""
     buckets = _hard_buckets(limits)
     if not any(limit.meter in _OUTPUT_METERS for limit in limits):
         ahead = most
@@ -114,12 +106,9 @@ def first_hold(
 def _whole_tokens(
     buckets: Sequence[Limit], sizes: Sizes, sequences: int, ahead: int, most: int, *, may_be_cut: bool
 ) -> int:
-    """Tokens of a short answer that may be held from the start; 0: hold by chunks.
-
-    The worst case of a request that may not be cut is promised on every window: holding it takes nothing from
-    others. For one that may be cut it is `ahead`, which windows hold anyway. Buckets promise nothing: there
-    it must be a modest share.
-    """
+    """Tokens of a short answer that may be held from the start; 0: hold by chunks. What windows promise (the
+    worst case, unless it may be cut) or hold anyway (`ahead`) takes nothing from others; of a bucket it must
+    be a modest share."""
     nothing = sizes(0) if buckets else None
     for tokens in (ahead,) if may_be_cut else (most, ahead):
         if tokens > SHORT_TOKENS * sequences:
@@ -136,8 +125,7 @@ def _whole_tokens(
 
 
 def bucket_tokens(limits: Sequence[Limit], sizes: Sizes, tokens: int) -> int:
-    """At most `tokens`, limited to half of any burst, but at least 1: a bucket does not refill past its cap,
-    so a stream that emptied it would run slower than the rate."""
+    """At most `tokens` and half of any burst, but at least 1: a bucket does not refill past its cap."""
     buckets = _hard_buckets(limits)
     if not buckets:
         return max(1, tokens)
@@ -151,7 +139,6 @@ def bucket_tokens(limits: Sequence[Limit], sizes: Sizes, tokens: int) -> int:
 
 
 def covered_tokens(covered: Amounts, sizes: Sizes, most: int) -> int:
-    """How many of `most` output tokens `covered` suffices for."""
 
     def fits(tokens: int) -> bool:
         size = sizes(tokens)
@@ -165,8 +152,7 @@ def covered_tokens(covered: Amounts, sizes: Sizes, most: int) -> int:
 
 
 def fitting_max_tokens(denied: Denied, sizes: Sizes, sequences: int, most: int) -> int | None:
-    """The longest answer of each sequence, at most `most`, for which every window of its tenant has room;
-    None: the limit in the way is no window, or counts what answers do not decide."""
+    """Longest answer per sequence that every window has room for; None: another limit is in the way."""
     if denied.limit.window is None or denied.limit.meter not in (*TOKEN_METERS, Meter.COST_NANOUSD):
         return None
     left: list[tuple[Meter, int]] = [
@@ -187,8 +173,7 @@ def fitting_max_tokens(denied: Denied, sizes: Sizes, sequences: int, most: int) 
 
 
 def largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
-    """The largest number in [`low`, `high`] that fits, by bisection (`fits` is monotone); `low` if none
-    does."""
+    """The largest number in [`low`, `high`] that fits (`fits` is monotone); `low` if none does."""
     if fits(high):
         return high
     while high - low > 1:
@@ -204,8 +189,7 @@ def largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
 
 
 def share_out(covered: int, parts: Sequence[SequenceLease]) -> list[int]:
-    """Leases of the sequences, so that together they emit at most `covered`. What an ended one did not use
-    goes to the others; live ones get equally far. A lease never shrinks and never exceeds `most`."""
+    """Leases that together emit at most `covered`; live ones get equally far, and none shrinks."""
     leases = [part.lease if part.is_live else part.emitted for part in parts]
     live = [index for index, part in enumerate(parts) if part.is_live]
     if not live:
@@ -236,22 +220,19 @@ def share_out(covered: int, parts: Sequence[SequenceLease]) -> list[int]:
 
 
 def chunk_tokens(limits: Sequence[Limit], sizes: Sizes, live: int, tokens_per_s: float) -> int:
-    """Tokens that a top-up covers for each of `live` sequences beyond those emitted; `tokens_per_s`: of
-    one."""
+    """Tokens that a top-up covers for each live sequence beyond those emitted; `tokens_per_s`: of one."""
     wanted = max(FIRST_TOKENS, -int(-tokens_per_s * CHUNK_S // 1))
     return max(1, bucket_tokens(limits, sizes, wanted * live) // max(1, live))
 
 
 def is_due(parts: Sequence[SequenceLease], chunk: int, tokens_per_s: float) -> bool:
-    """Whether a top-up is due: a live, unfinished sequence is close to the end of its lease. At most half a
-    chunk ahead, or small chunks would be due all the time."""
+    """Whether a sequence nears its lease's end: half a chunk early at most, or small ones were always due."""
     lead = _lead(chunk, tokens_per_s)
     return any(part.is_live and part.lease < part.most and part.left <= lead for part in parts)
 
 
 def next_look(part: SequenceLease, chunk: int, tokens_per_s: float) -> int:
-    """Emitted tokens at which to check `is_due` again, given that it is False now or was just handled:
-    halfway to the point where it is True at the current pace, as the pace may rise."""
+    """Emitted tokens at which to check `is_due` again: halfway to its due point, as the pace may rise."""
     if not part.is_live or part.lease >= part.most:
         return FOR_EVER
     slack = part.left - _lead(chunk, tokens_per_s)
@@ -259,8 +240,7 @@ def next_look(part: SequenceLease, chunk: int, tokens_per_s: float) -> int:
 
 
 def wanted_tokens(parts: Sequence[SequenceLease], chunk: int, predicted: int) -> tuple[int, int]:
-    """What must be covered next, and what is wanted on windows, in total since the request began.
-    `predicted`: output of all sequences, given what they have emitted."""
+    """Totals to cover next, and wanted on windows. `predicted`: whole output, given what is emitted."""
     first = sum(
         min(part.most, max(part.lease, part.emitted + chunk)) if part.is_live else part.emitted
         for part in parts
@@ -278,11 +258,8 @@ def wanted_gpu_ms(limits: Sequence[Limit], used_ms: int) -> int:
 
 
 def retry_in_s(denied: Denied, waited_s: float, hold_wait_s: float) -> float | None:
-    """When to repeat a refused top-up; None: the budget is spent.
-
-    A rate shapes the stream: it continues when the bucket has refilled, however long that takes. Other
-    requests' holds on a window may be released soon, so they are waited for up to `hold_wait_s`.
-    """
+    """When to repeat a refused top-up; None: the budget is spent. A bucket is waited for until it has
+    refilled, other requests' holds on a window up to `hold_wait_s`."""
     after_s = denied.retry_after_s
     if after_s is None or denied.limit.is_bucket:
         return after_s

@@ -41,7 +41,6 @@ class LimitAlerts(BackgroundWriter):
         self._alerted: OrderedDict[EventKey, None] = OrderedDict()
 
     def note(self, granted: Granted) -> None:
-        """Free if no limit is soft or shadow."""
         keys = noticed(granted)
         if not keys:
             return
@@ -58,7 +57,6 @@ class LimitAlerts(BackgroundWriter):
                 self._metrics.limit_event("dropped")
 
     def _is_first(self, key: EventKey) -> bool:
-        """Whether it is this gateway's first alert of this limit, window and level; logs it."""
         if key in self._alerted:
             return False
         self._alerted[key] = None
@@ -68,7 +66,6 @@ class LimitAlerts(BackgroundWriter):
         return True
 
     async def flush(self) -> None:
-        """Keeps the counts while the database is down."""
         tallies, self._waiting = self._waiting, {}
         if not tallies:
             return

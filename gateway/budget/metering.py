@@ -1,7 +1,6 @@
 """Metering of one request: weighted amounts for limits, real tokens for bills.
 
-By its size before it runs, by its output while it runs. Must not reference the request: the cycle would keep
-it alive until the next garbage collection.
+Must not reference the request: the cycle would keep it alive until the next garbage collection.
 """
 
 from __future__ import annotations
@@ -34,11 +33,9 @@ class RequestMetering:
     reported: Amounts = NOTHING
     """Real tokens of the last `report`: billed if all processes crash."""
     _sized: Call | None = None
-    """The call that the cached sizes belong to."""
     _sizes: dict[int, Amounts] = field(default_factory=dict)
 
     def size(self, output_tokens: int) -> Amounts:
-        """`size_of` the request, cached: the same few sizes are asked for repeatedly before it runs."""
         if self._sized is not self.call or len(self._sizes) >= MAX_SIZES:
             self._sized, self._sizes = self.call, {}
         found = self._sizes.get(output_tokens)

@@ -1,12 +1,9 @@
 """Settles finished requests durably and exactly once, with retries.
 
-First the settle row, then the counters, then the waiter is notified and the engine may drop the outcome.
-Steps that succeeded are not repeated; failures are retried until they succeed. If this process dies first,
-the next one or another gateway finds the open reserve row.
-
-Where a settle row exists already (another gateway considered this one dead and adopted the request), counters
-are charged by that row. The store charges a request only while it holds something, so however many gateways
-settle it, it is counted once.
+First the settle row, then the counters, then the waiter is notified and the engine may drop the outcome. Only
+failed steps are repeated, until they succeed; if this process dies, the open reserve row is found later.
+Where a settle row exists already (another gateway adopted the request) the counters are charged by it. The
+store charges a request only while it holds something, so it is counted once.
 """
 
 from __future__ import annotations
@@ -41,8 +38,7 @@ class Settlement:
     is_durable: asyncio.Future[bool] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    """Resolves to True when the settle row is in the ledger and the counters are charged; to False when the
-    waiter timed out, while the settlement continues."""
+    """True: durable and counted. False: the waiter timed out, and the settlement goes on."""
     counts: LedgerRow | None = None
     credited_nanousd: int = 0
     """What was credited; until the settle row is durable, what is due."""
@@ -57,7 +53,6 @@ class Settlement:
             timer.cancel()
 
     def resolve(self, is_durable: bool) -> None:
-        """Resolves the waiter; idempotent."""
         if not self.is_durable.done():
             self.is_durable.set_result(is_durable)
 

@@ -1,12 +1,9 @@
 """Limits concurrent streams to what a tenant's token buckets can feed.
 
-A bucket that refills at 100 tokens a second feeds two streams of 50. More of them would be paused in the
-engine most of the time and hold memory there, so they wait here, FIFO per bucket, before they hold any
-budget. Requests without token buckets pass through.
-
-Counted per gateway: with several gateways a tenant may run that many times more streams, which are then
-paused more often. The limit itself is enforced by the quota store. Sharing the count would cost a round trip
-for every stream, and the counts of a dead gateway would have to be recovered.
+A bucket that refills at 100 tokens a second feeds two streams of 50. More would mostly be paused in the
+engine and hold memory there, so they wait here, FIFO per bucket, before they hold any budget. Counted per
+gateway: with several, a tenant may run that many times more streams, paused more often. Sharing the count
+would cost a round trip per stream; the quota store enforces the limit itself.
 """
 
 from __future__ import annotations
@@ -37,10 +34,9 @@ def fed_streams(
     stream_tokens_per_s: float,
     rate_of: Callable[[Limit], float] | None = None,
 ) -> dict[str, int]:
-    """Streams at the engine's pace that each hard token bucket on output can feed, at least one; by the
-    bucket's identity. Only of buckets of key, project and tenant: in the platform's line one tenant would
-    wait behind another, and end users would make as many lines as one likes. `rate_of`: what a bucket
-    refills at now; None: its rate."""
+    """Streams at the engine's pace that each hard token bucket on output can feed, at least one, by its
+    identity. Not the platform's, where tenants would wait behind each other, nor end users', of whom there
+    may be any number. `rate_of`: what a bucket refills at now; None: its rate."""
     nothing, many = sizes(0), sizes(_MANY_TOKENS)
     fed: dict[str, int] = {}
     for limit in limits:
@@ -75,8 +71,7 @@ class StreamLimiter:
         max_waiting_in_all: int = MAX_WAITING_IN_ALL,
         make_future: Callable[[], asyncio.Future[bool]] = _future,
     ) -> None:
-        """`max_waiting`: per bucket, so that waiters for a slow one do not turn others away. `make_future`:
-        what `enter` returns; by default of the running event loop."""
+        """`max_waiting`: per bucket, so that waiters for a slow one do not turn others away."""
         self._make_future = make_future
         self._max_waiting = max_waiting
         self._max_waiting_in_all = max_waiting_in_all
@@ -88,10 +83,9 @@ class StreamLimiter:
         return len(self._waiting)
 
     def enter(self, request_id: str, needs: Mapping[str, int], sequences: int) -> asyncio.Future[bool]:
-        """Future, perhaps done already, of the buckets in `needs` feeding `sequences` more; a request larger
-        than they ever feed runs by itself. Every request that passed, or whose wait was cancelled, must
-        `leave`. The result: whether its buckets are shared: they feed other streams, or did when it came.
-        Raises `StreamLimitReached`."""
+        """Done once the buckets in `needs` can feed `sequences` more; a request larger than that runs alone.
+        The result: whether other streams share its buckets. Every request that passed or was cancelled must
+        `leave`. Raises `StreamLimitReached`."""
         if not needs:
             return self._done(False)
         if not self._waiting and self._can_feed(needs, sequences):

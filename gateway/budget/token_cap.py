@@ -1,8 +1,7 @@
 """Output cap (`max_tokens`) of a request to a server without leases.
 
-The most that could be held for the request at the time it is sent: a server that stops there has generated
-nothing unpaid, and its own token count of the answer is complete. Budget that other requests release later is
-ignored. Pure.
+The most that could be held when the request is sent: a server that stops there has generated nothing unpaid,
+and its token count of the answer is complete. Budget released later is ignored. Pure.
 """
 
 from __future__ import annotations
@@ -24,9 +23,8 @@ def most_tokens(
     sequences: int,
     most_each: int,
 ) -> int:
-    """The cap for each of `sequences`. `covered` is held, enough for `covered_tokens` of all together;
-    `states` are the limits after the hold. Token buckets bound nothing, as they refill. Callers must not cap
-    a request whose worst case is promised."""
+    """The cap of each sequence; `covered` is held, enough for `covered_tokens` of all. Token buckets bound
+    nothing, as they refill. Do not cap a request whose worst case is promised."""
     windows = [
         state
         for state in states

@@ -1,11 +1,8 @@
 """Tops up the lease of a running request ahead of what it emits.
 
-One task per request, beside those that read its tokens, unless the whole output is covered already. It asks
-for more before a sequence reaches the end of its lease, for all sequences in one call; a grant is durable
-before the engine's lease grows. An empty bucket pauses the sequences until it has refilled; a spent budget
-lets them run to the end of what is covered and stops them there.
-
-Sizes and times of top-ups are decided in `lease.py`.
+One task per request, unless the whole output is covered. It asks for all sequences in one call, before one
+reaches the end of its lease; a grant is durable before the engine's lease grows. An empty bucket pauses the
+sequences until it has refilled; a spent budget stops them at the end of what is covered.
 """
 
 from __future__ import annotations
@@ -49,19 +46,16 @@ class Leases:
     limits: tuple[Limit, ...]
     counting: RequestMetering
     most_each: int
-    """`max_tokens`."""
     covered: Amounts = NOTHING
     """Weighted amounts, as limits count them."""
     covered_output_tokens: int = 0
     tokens: list[int] = field(default_factory=list)
-    """By sequence."""
     gpu_us: list[int | None] = field(default_factory=list)
-    """By sequence; None: no limit counts it."""
+    """By sequence, as `tokens`; None: no limit counts it."""
     top_ups: int = 0
     timeline: Timeline = field(default_factory=Timeline)
     counts_gpu: bool = field(init=False)
-    """Whether the engine has to stop at a lease of device time. Constant: requests move only between tiers
-    with the same limits."""
+    """Whether device time is leased. Constant: requests move only between tiers with the same limits."""
 
     def __post_init__(self) -> None:
         self.counts_gpu = lease.has_gpu_limit(self.limits)
@@ -92,7 +86,6 @@ class Leases:
 
     @property
     def used_gpu_us(self) -> int:
-        """All sequences together."""
         return sum(use.gpu_us for use in self.uses)
 
     def parts(self) -> list[SequenceLease]:
@@ -151,10 +144,8 @@ class TopUpTask:
         self._must_resend = False
         """The engine did not accept the latest leases."""
         self.is_spent = False
-        """No more top-ups."""
 
     def seen(self, index: int) -> None:
-        """Handles output or the end of sequence `index`."""
         use = self._leases.uses[index]
         if self._first_token_s is None:
             self._first_token_s = self._clock()
@@ -192,7 +183,6 @@ class TopUpTask:
     # ------------------------------------------------------------ asking
 
     async def _top_up(self) -> None:
-        """Repeats until granted or finally refused."""
         leases = self._leases
         since_s = self._clock()
         paused_s = 0.0
@@ -230,8 +220,7 @@ class TopUpTask:
                 return
 
     async def _ask(self, used: Amounts, first: Amounts, ahead: Amounts) -> Granted | Denied:
-        """Durable on return. While the store or the ledger is unavailable the sequences pause at the end of
-        their leases, up to `accounts_wait_s`. Raises `AccountsLost`."""
+        """Durable on return. Waits for the accounts up to `accounts_wait_s`. Raises `AccountsLost`."""
         since_s = self._clock()
         delay_s = RETRY_FIRST_S
         while True:

@@ -68,23 +68,19 @@ class Account(msgspec.Struct, frozen=True):
     cached_tokens: int
     preemptions: int
     top_ups: int = 0
-    """How often its hold was enlarged while it decoded."""
     upstream: str | None = None
-    """None: no replica ran it."""
     basis: str = "engine"
     decisions: Sequence[Decision] = ()
     decode: DecodeShare | None = None
     """None: unknown, or no tokens were computed."""
     moves: Sequence[TierMove] = ()
     redemption: Redemption | None = None
-    """None: no quote."""
     reasoning_tokens: int = 0
     incomplete: str = ""
     """What was cut short: `tool_calls`, `json` or nothing (empty)."""
     unknown_finish: str = ""
     """A server's unknown finish reason, shown as `stop`; empty: none."""
     fallback: Fallback | None = None
-    """None: it asked for no chain."""
     refills: Sequence[Refill] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -180,9 +176,8 @@ def decode_as_json(share: DecodeShare) -> dict[str, Any]:
 
 
 def _displaced(decisions: Sequence[Decision]) -> dict[str, int]:
-    """What soft preemption did. `by_this`: tokens that others stood back for it, and how often it took a
-    place; `of_this`: tokens that it stood back for, and how often it lost its place. Others may be other
-    tenants' and are not named."""
+    """What soft preemption did to others (`by_this`) and to it (`of_this`): tokens stood back and places
+    lost. Others may be other tenants' and are not named."""
     took = [decision for decision in decisions if decision.kind in TOOK_A_PLACE and decision.others]
     # A sequence that waits for memory has lost no place.
     lost = [decision for decision in decisions if decision.kind in LOST_ITS_PLACE and decision.others]

@@ -48,8 +48,7 @@ class Chained:
     prices: PriceBook
     """Those by which pools were compared: the request is charged by them."""
     onward: Callable[[Exception], Awaitable[Call]]
-    """The call for the next pool, after this refusal. Raises the refusal if a chain does not go on after it,
-    `NoneTook` if no pool is left."""
+    """The call for the next pool. Raises the refusal if no chain goes on after it, `NoneTook` at its end."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -57,7 +56,6 @@ class Call(msgspec.Struct, frozen=True):
 
     request_id: str
     chat: bool
-    """`/v1/chat/completions` rather than `/v1/completions`."""
     model: str
     principal: Principal
     tier: Tier
@@ -80,7 +78,6 @@ class Call(msgspec.Struct, frozen=True):
     max_wait_s: float | None = None
     """The longest wait (p90) to accept, if its client set one."""
     max_cost_nanousd: int | None = None
-    """The largest cost to accept, if its client set one."""
     names_timeout: bool = False
     """The client set the timeout itself, not its SDK: in the batch tier it goes before the tier's."""
     wordings: tuple[Wording, ...] = ()
@@ -97,12 +94,10 @@ class Call(msgspec.Struct, frozen=True):
     task: RequestTask = RequestTask.COMPLETE
     """Others emit no tokens: their `max_tokens` is 0."""
     chained: Chained | None = None
-    """None: no chain."""
     needs: frozenset[str] = frozenset()
     first_byte_s: float | None = None
     """On the gateway's clock; None: it did not come by HTTP."""
     sequences: int = 0
-    """Derived, as every step needs it."""
     input_tokens: int = 0
     """Derived; a prompt counts once, however many choices it has, as OpenAI bills it."""
 
@@ -116,8 +111,7 @@ class Call(msgspec.Struct, frozen=True):
 
     @property
     def may_be_cut(self) -> bool:
-        """Whether it is admitted with a budget for less than its longest answer, which then ends with the
-        budget."""
+        """Whether it is admitted with a budget for less than its longest answer, and ends with the budget."""
         return not self.asked_max_tokens or self.principal.on_low_budget is OnLowBudget.TRUNCATE
 
     def limits_at(self, now_s: float, tier: Tier | None = None) -> tuple[Limit, ...]:
@@ -130,7 +124,7 @@ class Call(msgspec.Struct, frozen=True):
         return self.prompts[index // self.choices]
 
     def wording_of(self, index: int) -> Wording:
-        """What the client wrote for sequence `index`; without the words, the tokens."""
+        """The client's text for sequence `index`; without it, the tokens."""
         prompt = index // self.choices
         return self.wordings[prompt] if self.wordings else Wording(prompt=self.prompts[prompt])
 

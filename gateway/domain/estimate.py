@@ -42,7 +42,6 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
     samples: int
     saturated: bool
     promise: Promise | None = None
-    """What it is compared with once the request is over."""
     is_measured: bool = True
     """False: no step of its server was timed yet, so it refuses nothing and promises nothing."""
 
@@ -91,17 +90,14 @@ class Times:
 
     @property
     def wait_s(self) -> float | None:
-        """Arrival to dispatch."""
         return None if self.dispatched_s is None else self.dispatched_s - self.arrived_s
 
     @property
     def ttft_s(self) -> float | None:
-        """Arrival to the first token."""
         return None if self.first_token_s is None else self.first_token_s - self.arrived_s
 
     @property
     def e2e_s(self) -> float | None:
-        """Arrival to the end."""
         return None if self.ended_s is None else self.ended_s - self.arrived_s
 
     def without(self, to_first_s: float, to_end_s: float) -> Times:
@@ -136,7 +132,7 @@ def _earlier(at_s: float | None, seconds: float, least_s: float) -> float | None
     return None if at_s is None else max(least_s, at_s - seconds)
 
 
-# Was it as it was told? An estimate against what then happened, for the calibration.
+# An estimate against what then happened, for the calibration.
 
 
 class Promise(msgspec.Struct, frozen=True, gc=False):
@@ -160,8 +156,7 @@ def calibrate(
     is_learned: bool = True,
     taught: Collection[Miss] = (),
 ) -> None:
-    """Feeds the calibration with the actual times of a request. `output_tokens` None: its answer is not
-    complete."""
+    """Feeds the calibration with actual times. `output_tokens` None: the answer is not complete."""
     promise = estimate.promise
     if promise is None:
         return

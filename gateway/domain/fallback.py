@@ -22,7 +22,6 @@ class FallbackReason(StrEnum):
     CAPABILITY = "capability"
     """No server can do what the request asks for."""
     CONTEXT = "context"
-    """Longer than this model's context."""
     DEADLINE = "deadline"
     """It would be late, or wait longer than its client allows, or this model's queue is full."""
     HEALTH = "health"
@@ -47,7 +46,6 @@ class Fallback(msgspec.Struct, frozen=True):
     """None: no pool took it."""
     tried: tuple[PoolTried, ...] = ()
     price_ratio: float | None = None
-    """The largest ratio of a price of the pool taken to the same price of the first."""
     price_picousd: tuple[int, int, int] | None = None
     """Per token as charged: input, cached input, output."""
 
@@ -74,8 +72,7 @@ class NoneTook(Exception):
 
 
 def price_ratio(first: PriceEntry, other: PriceEntry) -> float:
-    """The largest ratio of a price of `other` to the same price of `first`; infinite if only `first` is free,
-    1 if both are."""
+    """Largest ratio of a price of `other` to `first`'s; infinite if only `first` is free, 1 if both are."""
     pairs = list(zip(other.token_picousd, first.token_picousd, strict=True))
     ratios = [mine / theirs if theirs else math.inf for mine, theirs in pairs if mine or theirs]
     return max(ratios, default=1.0)

@@ -10,8 +10,7 @@ TEXT_ID_PREFIX = "cmpl-"
 """As OpenAI's; the rest is the request's own."""
 RANDOM_BYTES = 10
 _DRAWN_AT_ONCE = 400
-"""Ids' worth of random bytes drawn at once: asking the operating system for each costs more than all else
-about an id."""
+"""Drawn at once: asking the operating system for each id's bytes costs more than all else about it."""
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = [high + low for high in _ALPHABET for low in _ALPHABET]
 _SHIFTS = range(120, -1, -10)
@@ -49,5 +48,4 @@ def request_id_of(shown: str) -> str:
 
 
 def sequence_id(request_id: str, index: int) -> str:
-    """The engine's name for one sequence of a request."""
     return f"{request_id}.{index}"

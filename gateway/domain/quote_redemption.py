@@ -1,10 +1,9 @@
 """Judges whether a redeemed quote was kept, and computes the credit for a miss. Pure.
 
-The quoted p90 of TTFT always binds; that of the whole answer only if the answer was no longer than the quoted
-p90 of its length. Not counted: time the tenant's own limits held the request back, time its client did not
-read, its tenant's own work that the quote did not include (`gateway/explain/own_work.py`), and ends by the
-client. Our stores' time counts, and our own faults break the promise in any case. A quote that does not bind
-is judged and never credited.
+The quoted p90 of TTFT always binds; that of the whole answer only up to the quoted p90 of its length. Not
+counted: time taken by the tenant's own limits, by a client that did not read, or by own work that the quote
+did not include (`gateway/explain/own_work.py`), and ends by the client. Our stores' time counts, and our own
+faults break the promise. A quote that does not bind is judged and never credited.
 """
 
 from __future__ import annotations
@@ -71,10 +70,9 @@ def redemption_of(
     own_s: tuple[float, float] = (0.0, 0.0),
     is_binding: bool = True,
 ) -> Redemption:
-    """`output_tokens` emitted and `cost_nanousd` charged in all; `limited_s`: held out of the queue by its
-    tenant's limits; `rested_s`: paused while decoding, for those limits or a client that did not read;
-    `credit_share` of the charge is credited for a miss of ours, if the quote `is_binding`; `own_s`: its
-    tenant's own later work in the times to its first and its last token."""
+    """`limited_s`: held out of the queue by its tenant's limits; `rested_s`: paused while decoding, for those
+    limits or a slow reader; `credit_share`: of the charge, for a miss of ours; `own_s`: its tenant's own
+    later work in the times to the first and the last token."""
     if outcome in OURS:
         missed: tuple[str, ...] = (outcome.value,)
     elif outcome in JUDGED:

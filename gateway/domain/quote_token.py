@@ -33,7 +33,7 @@ Pair = tuple[float, float]
 
 
 class BadQuote(Exception):
-    """Not a token, or not as it was signed."""
+    """No token, or its signature does not match."""
 
 
 class Quote(msgspec.Struct, frozen=True, array_like=True):
@@ -102,8 +102,7 @@ def figures_of(times: HasTimes) -> Figures:
 def digest_of(
     model: str, prompts: Sequence[Sequence[int]], choices: int, max_tokens: int, *, sized: bool = False
 ) -> bytes:
-    """What a request and its quote have in common: model, prompt tokens (`sized`: only their number),
-    choices, longest answer."""
+    """What a request and its quote have in common; `sized`: of the prompt only the number of tokens."""
     digest = hashlib.sha256(f"{model}\n{choices}\n{max_tokens}\n{len(prompts)}\n".encode())
     for prompt in prompts:
         digest.update(b"%d\n" % len(prompt))
@@ -159,7 +158,6 @@ def quote_of(
     choices: int,
     max_tokens: int,
 ) -> Quote:
-    """The estimate must have a promise."""
     promise = estimate.promise
     assert promise is not None, "an estimate of our own has a promise"
     return Quote(

@@ -2,11 +2,9 @@
 
 Promised are the SLO of its tenant and tier and its quote; the tightest counts. If neither bounds the whole
 answer, it is due when the promised pace reaches the predicted end or, without a pace, with its first token.
-These order requests of different tenants, so they count from when the tenant's own limits let the request
-into the queue.
-
-A client's timeout only has a request refused early (`deadline_check.py`) and orders its tenant's own
-requests: between tenants, the shortest timeout would always win.
+They order requests of different tenants, so they count from when the tenant's own limits let it in. A
+client's timeout only refuses early (`deadline_check.py`) and orders its tenant's own requests: between
+tenants the shortest would always win.
 """
 
 from __future__ import annotations
@@ -43,7 +41,6 @@ class RequestTargets(msgspec.Struct, frozen=True):
     """The client's, if earlier than what is promised."""
 
     def for_engine(self, now_s: float) -> SubmitTargets:
-        """For a `Submit` sent now."""
 
         def left_s(instant_s: float | None) -> float | None:
             return None if instant_s is None else max(LEAST_S, instant_s - now_s)
@@ -67,8 +64,7 @@ def targets_of(
     expires_s: float | None,
     output_tokens: int,
 ) -> RequestTargets:
-    """The tightest of each. `slo_s`: seconds by metric; `since_s`: when its limits let it in; `expires_s`:
-    its client's; `output_tokens`: predicted, of each sequence."""
+    """The tightest of each. `since_s`: let in by its limits; `output_tokens`: predicted per sequence."""
     ttft_s = _least(slo_s.get("ttft"), None if quoted is None else quoted.ttft_s[1])
     e2e_s = _least(slo_s.get("e2e"), None if quoted is None else quoted.e2e_s[1])
     tpot_s = slo_s.get("tpot")

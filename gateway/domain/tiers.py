@@ -16,7 +16,7 @@ SERVICE_TIERS: dict[str, Tier | None] = {
 }
 """None: the key's default. Our own names are a vendor extra."""
 TIER_NAMES: dict[Tier, str] = {Tier.INTERACTIVE: "priority", Tier.STANDARD: "default", Tier.BATCH: "flex"}
-"""What `service_tier` says in the answer: the tier really used, in OpenAI's words."""
+"""`service_tier` of the answer: the tier really used, by OpenAI's name."""
 
 
 def tier_of(service_tier: str | None, principal: Principal) -> Tier:

@@ -1,9 +1,8 @@
 """Timeline of a request: numbered events with their times. Pure.
 
-An event is a kind, microseconds since the request's arrival, and some integers (`FIELDS`). While a request
-runs only a few are noted, each an append to a list; the rest is assembled at its end (`assemble`). Stored as
-a packed array of arrays of some 150 bytes. Bounded: of very many events the first and last of each kind are
-kept, with the number left out.
+An event is a kind, microseconds since the request's arrival, and some integers (`FIELDS`). A few are noted
+while it runs; the rest is assembled at its end. Stored as a packed array of arrays, some 150 bytes. Of very
+many events the first and last of each kind are kept, with the number left out.
 """
 
 from __future__ import annotations
@@ -98,10 +97,9 @@ FIELDS: dict[TimelineKind, tuple[str, ...]] = {
         "sequence",
     ),
 }
-"""What the numbers of each kind mean. `tier` is a rank, 0 the highest; `outcome` an index of `OUTCOMES`;
-`whose` is who took the place, see `Whose`; `lag_us` for how long the engine had had it before the gateway.
-`TRACED` is the caller's span, 0 where a trace that is kept has none. More may be added at the end of a
-kind's."""
+"""Names of each kind's numbers; more may be appended. `tier`: a rank, 0 the highest; `outcome`: an index of
+`OUTCOMES`; `whose`: a `Whose`; `lag_us`: how long the engine had it before the gateway; `TRACED`: the
+caller's span, 0 if none."""
 
 
 _PLACES: dict[int, dict[str, int]] = {
@@ -113,7 +111,6 @@ class Whose(IntEnum):
     UNKNOWN = 0
     """Another gateway's, or one that had ended."""
     OWN = 1
-    """Of the same tenant."""
     OTHER = 2
     """Of another tenant in the same tier."""
     HIGHER_TIER = 3
@@ -166,7 +163,6 @@ class Timeline:
         self.notes = []
 
     def note(self, kind: TimelineKind, at_s: float, *numbers: int) -> None:
-        """Beyond `MAX_NOTES` nothing is noted."""
         if len(self.notes) < MAX_NOTES:
             self.notes.append((kind, at_s, numbers))
 
@@ -204,8 +200,7 @@ def assemble(
     charged: tuple[int, int, int],
     whose: Callable[[Sequence[str]], Whose] = lambda _: Whose.UNKNOWN,
 ) -> list[Event]:
-    """The whole timeline in order. `outcomes`' clocks start with the dispatch; `charged`: input tokens,
-    output tokens, nano-dollars; `whose`: owners of sequences."""
+    """In order. `outcomes` count from the dispatch; `charged`: input, output tokens, nano-dollars."""
     arrived_s = times.arrived_s
     notes = timeline.notes.copy()
     if times.dispatched_s is not None:
@@ -218,7 +213,7 @@ def assemble(
         notes.append((TimelineKind.LAST_TOKEN, times.last_token_s, (output_tokens, last_lag_us)))
     notes.sort(key=_IN_ORDER)
     ended_s = arrived_s if times.ended_s is None else times.ended_s
-    # The engine's clock is not the gateway's: what it says came before the end must stand before the end.
+    # The engine's clock is not the gateway's: what it reports must not come after the end.
     events = [
         Event(kind, int((min(at_s, ended_s) - arrived_s) * 1e6 + 0.5), numbers)
         for kind, at_s, numbers in notes
@@ -230,8 +225,7 @@ def assemble(
 
 
 def lags_s(timeline: Timeline, times: Times, outcomes: Sequence[SequenceOutcome]) -> tuple[float, float]:
-    """How long before the gateway had them the engine had made the first token and the last one, without the
-    waits for its reader. 0: no engine of ours said when."""
+    """By how much the engine had first and last token earlier, without waits for the reader; 0: unknown."""
     first_s, last_s = times.first_token_s, times.last_token_s
     told = [each for each in outcomes if each.chunks and each.first_token_s is not None]
     if first_s is None or last_s is None or not told:
@@ -244,8 +238,7 @@ def lags_s(timeline: Timeline, times: Times, outcomes: Sequence[SequenceOutcome]
 
 
 def _read_s(outcome: SequenceOutcome, times: Times) -> float:
-    """When the engine read it, by the gateway's clock: after the step during which it came, and so early that
-    its first token was made before the gateway had one."""
+    """When the engine read it, on the gateway's clock: after the step it came in, before its first token."""
     sent_s, first_s = times.dispatched_s or times.arrived_s, times.first_token_s
     if first_s is None or outcome.first_token_s is None:
         return sent_s + outcome.unread_s
@@ -285,8 +278,7 @@ def _at_the_engine(
 
 
 def bounded(events: Sequence[Event], most: int = MAX_EVENTS) -> list[Event]:
-    """At most `most` events: drops middle ones of the most frequent kinds, and marks their place with a
-    count."""
+    """At most `most` events: middle ones of frequent kinds give way to one event with their count."""
     kept = list(events)
     while len(kept) > most:
         counts: dict[int, int] = {}
@@ -296,7 +288,7 @@ def bounded(events: Sequence[Event], most: int = MAX_EVENTS) -> list[Event]:
             (kind for kind in counts if kind != TimelineKind.LEFT_OUT), key=lambda kind: (counts[kind], kind)
         )
         places = [index for index, event in enumerate(kept) if event.kind == commonest]
-        # One more than the surplus, for the event that says so; the first and the last of a kind stay.
+        # One more than the surplus, for the event with the count; the first and the last of a kind stay.
         surplus = min(len(kept) - most + 1, len(places) - 2)
         if surplus < 2:
             return kept[: most - 1] + kept[-1:]

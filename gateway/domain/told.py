@@ -1,8 +1,7 @@
 """Which figures of its estimate a request kept, read off its timeline. Pure.
 
-Compares what its client was told on arrival (or by its quote) with what it saw; unlike for credits, its
-tenant's own later requests are not taken out. Requests that were not answered in full or changed their tier
-are left out.
+Compares what its client was told (on arrival, or by its quote) with what it saw; unlike for credits, own
+later requests are not taken out. Only requests that were answered in full in their tier count.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ assert FIELDS[TimelineKind.QUOTED][_IS_BINDING] == "is_binding"
 
 
 def kept_figures(events: Sequence[Event], model: str, ended_us: int) -> dict[CalibrationKey, KeptCount]:
-    """The figures that a request of `model` was told, each counted once. Empty: none that count, or an older
-    version's timeline."""
+    """The figures that a request was told, each counted once; empty: none, or an old timeline."""
     firsts = {event.kind: event for event in reversed(events)}
     quoted, ended = firsts.get(TimelineKind.QUOTED), firsts.get(TimelineKind.ENDED)
     if (

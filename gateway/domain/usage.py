@@ -1,13 +1,9 @@
 """Usage of a request, and what is charged for it.
 
 Input tokens computed or found in the prefix cache plus output tokens emitted, end-of-sequence included, over
-all sequences. A prompt is charged once, however many choices it has, as OpenAI bills it. Recomputation after
-a preemption is never charged, nor more than was held.
-
-The request itself counts (meter `requests`) once an engine has taken it up.
-
-The engine's outcome decides. If an engine was lost, what reached the gateway decides: all tokens that a
-client can have seen, no others.
+all sequences. A prompt is charged once, however many choices it has, as OpenAI bills it; never recomputation
+after a preemption, nor more than was held. The request itself (meter `requests`) counts once an engine has
+taken it up. The engine's outcome decides; without it, what reached the gateway.
 """
 
 from __future__ import annotations
@@ -45,7 +41,6 @@ class SequenceUse:
             self.computed_tokens = self.prompt_tokens - delta.cached_tokens
 
     def ended(self, outcome: SequenceOutcome) -> None:
-        """The engine's final count."""
         self.outcome = outcome
         self.input_tokens = min(self.prompt_tokens, outcome.computed_tokens + outcome.cached_tokens)
         self.computed_tokens = outcome.computed_tokens
@@ -91,11 +86,8 @@ def use_of(sequences: Sequence[SequenceUse], choices: int, *, dispatched: bool) 
 
 
 def use_of_outcomes(outcomes: Sequence[SequenceOutcome], prompt_tokens: Sequence[int], choices: int) -> Use:
-    """`use_of` from the outcomes that an engine kept for a dead gateway.
-
-    `prompt_tokens` and `choices` are from the reserve row. A sequence without an outcome is not charged. Of
-    several attempts at one sequence the client saw at most the longest.
-    """
+    """`use_of` from the outcomes that an engine kept for a dead gateway, and the reserve row. A sequence
+    without an outcome is not charged; of several attempts at one the longest counts."""
     sequences = [SequenceUse(tokens) for tokens in prompt_tokens for _ in range(choices)]
     for outcome in sorted(outcomes, key=lambda outcome: outcome.emitted_tokens):
         if 0 <= outcome.index < len(sequences):
@@ -104,8 +96,7 @@ def use_of_outcomes(outcomes: Sequence[SequenceOutcome], prompt_tokens: Sequence
 
 
 def charge(use: Use, cost_nanousd: int, held: Amounts) -> Amounts:
-    """The amounts to settle: each meter within what was held, except device time, which is known only after a
-    step."""
+    """The amounts to settle: each within what was held, except device time, known only after a step."""
     return Amounts(
         input_tokens=min(use.input_tokens, held.input_tokens),
         output_tokens=min(use.output_tokens, held.output_tokens),

@@ -1,7 +1,6 @@
 """What-ifs: recorded traffic simulated with changes.
 
-The simulator belongs to `ops`, which hands a `WhatIf` to the gateway. A run is `fairgate whatif` with
-`flags`, so its report is the command line's.
+The simulator belongs to `ops`, which hands a `WhatIf` to the gateway. A run is one of `fairgate whatif`.
 """
 
 from __future__ import annotations
@@ -37,9 +36,8 @@ class WhatIfAsked:
     replicas: int | None = None
     """None: as many as served."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """By tenant name."""
     limits: Mapping[str, Sequence[ConfigLimit]] = field(default_factory=dict)
-    """By tenant name."""
+    """Both by tenant name."""
     model: str = ""
     """Requests of this model; empty: there is one."""
     gateway: str = ""
@@ -84,7 +82,6 @@ class WhatIfRun:
     state: RunState = RunState.RUNNING
     ended_us: int | None = None
     policy: str = ""
-    """The one being simulated."""
     number: int = 0
     """Of that simulation, from 1; 1 is the baseline."""
     part: float = 0.0

@@ -34,14 +34,13 @@ def actor_of(scope: Scope, gateway: Gateway) -> Actor:
 
 
 def origin_and_ids(scope: Scope, gateway: Gateway) -> tuple[str, None, str, str]:
-    """Fields of an actor beside its name, in order; no person."""
+    """An actor's other fields, in order: address, no person, request id, trace id."""
     address = client_of(scope, gateway.deps.config.trusted_proxies)
     trace = scope["state"].get(TRACE)
     return "" if address is None else str(address), None, begin(scope), trace.trace_id if trace else ""
 
 
 def route_of(scope: Scope) -> str:
-    """Method and path template of the route."""
     asked = cast(HTTPScope, scope)
     return f"{asked['method']} {asked.get('path_template') or asked['path']}"[:MAX_TEXT]
 

@@ -1,7 +1,6 @@
 """Divides paths between the public listener and the operators' own. Pure.
 
-The admin API, the console and the metrics are only on the latter, tenants' routes only on the former;
-elsewhere they are 404.
+Admin API, console and metrics are only on the latter, tenants' routes only on the former; else 404.
 """
 
 from __future__ import annotations

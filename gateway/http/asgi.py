@@ -37,8 +37,7 @@ def begin(scope: Scope) -> str:
 
 
 def headers_of(scope: Scope) -> Mapping[str, str]:
-    """A request's headers by lower-case name; of a repeated one the first. Built once: the framework's own
-    object, which accepts names in any case, costs as much as what a handler does."""
+    """Headers by lower-case name; of a repeated one the first. Built once: the framework's object is slow."""
     state = scope["state"]
     found: dict[str, str] | None = state.get("headers")
     if found is None:
@@ -50,8 +49,7 @@ def headers_of(scope: Scope) -> Mapping[str, str]:
 
 
 def read_trace(scope: Scope) -> str:
-    """Takes the trace context from the headers into the request's state; returns which header is of no use,
-    empty: neither."""
+    """Takes the trace context into the request's state; returns the name of a useless header, else empty."""
     if trace_context.TRACEPARENT not in headers_of(scope):
         return ""
     parents, states = (
@@ -67,8 +65,7 @@ def read_trace(scope: Scope) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Whether a header's text is a number, 0 or more, as people and SDKs write it. Python's own parsers also
-    take inf, nan and 1_0."""
+    """Whether a header's text is a number, 0 or more. Python's own parsers also take inf, nan and 1_0."""
     return _NUMBER.fullmatch(text) is not None
 
 
@@ -86,12 +83,10 @@ async def add_standard_headers(message: Message, scope: Scope) -> None:
 
 
 def encode_headers(headers: Mapping[str, str]) -> EncodedHeaders:
-    """Headers as they are sent."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
 async def send_start(send: Send, status: int, headers: EncodedHeaders) -> None:
-    """Status line and headers."""
     await send({"type": "http.response.start", "status": status, "headers": headers})
 
 
@@ -100,9 +95,6 @@ async def send_json(send: Send, status: int, body: bytes, headers: EncodedHeader
     standard = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send_start(send, status, headers + standard)
     await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-# Bound of the time that a client may take to read what is written to it.
 
 
 class BoundedSend:
@@ -116,5 +108,4 @@ class BoundedSend:
         await within(self._timeout_s, self._send(message))
 
     async def json(self, status: int, body: bytes, headers: EncodedHeaders) -> None:
-        """A whole JSON answer."""
         await send_json(self, status, body, headers)

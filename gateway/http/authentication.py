@@ -1,8 +1,7 @@
 """Authentication and scope checks.
 
-A guard of every route with `opt={"scope": ...}`. It puts a `Principal` into the connection's state: the
-key's, or that of the local CLI with the control token. A key bound to networks is refused from other
-addresses.
+A guard of every route with `opt={"scope": ...}` puts a `Principal` into the connection's state: the key's, or
+the local CLI's with the control token. A key bound to networks is refused from other addresses.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ CONTROL = Principal(
 
 
 def credential_of(headers: Mapping[str, str]) -> str:
-    """From `Authorization: Bearer`, or from `api-key`, as Azure's clients send it; both must agree. Raises
-    `ApiError` (401)."""
+    """From `Authorization: Bearer` or Azure's `api-key`; both must agree. Raises `ApiError` (401)."""
     found = [headers[name] for name in ("authorization", "api-key") if name in headers]
     if "api-key" in headers:
         found[-1] = f"Bearer {found[-1].strip()}"
@@ -68,16 +66,14 @@ def _of_bearer(authorization: str) -> str:
 
 
 def authenticate(deps: GatewayDeps, credential: str) -> Principal:
-    """Raises `KeyRejected`, and `ApiError`: 401 for what is no key, 503 when the directory cannot be
-    trusted."""
+    """Raises `KeyRejected`, and `ApiError`: 401 for no key, 503 if the directory cannot be trusted."""
     if deps.control_token and hmac.compare_digest(credential.encode(), deps.control_token.encode()):
         return CONTROL
     return deps.directory.authenticate(credential, deps.wall_clock())
 
 
 async def require_scope(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """Guard: authenticates and checks the route's scope. Only waits for an unknown key; a plain function
-    would be called in a thread."""
+    """Guard: authenticates and checks the route's scope. Async, as a plain function would get a thread."""
     begin(connection.scope)
     if dropped := read_trace(connection.scope):
         connection.app.state.gateway.metrics.trace_dropped(dropped)

@@ -1,13 +1,10 @@
 """HTTP/1.1 on one connection, bounded before any key is read.
 
 uvicorn's protocol on httptools, with bounds on size and time of a head, on the rest between requests and on
-the number of connections (`connection_table.py`). Every callback does a fixed amount of work. A refusal has
-OpenAI's shape. The connection is then half closed and read on for a moment: the kernel drops what is sent on
-one that is closed while its client still sends.
-
-A request that arrives before the one before it is answered (pipelining) is not run: the connection closes
-after that answer, as RFC 9112 (9.3.2) allows. So a connection has one request at a time, and what a client
-sends too early cannot hide that it disconnects.
+the number of connections (`connection_table.py`). Every callback does a fixed amount of work. After a refusal
+the connection is half closed and read on for a moment: the kernel drops what is sent on one that is closed
+while its client still sends. A pipelined request is not run: the connection closes after the answer before
+it, as RFC 9112 (9.3.2) allows, so what a client sends too early cannot hide that it disconnects.
 """
 
 from __future__ import annotations
@@ -52,7 +49,6 @@ class HttpFront:
     trusted_proxies: tuple[Network, ...]
     metrics: Metrics
     refused: Callable[[ApiError, str], None]
-    """Called with each refusal and its request id."""
     admin: AdminListener | None = None
     """None: there is one listener."""
     admin_table: ConnectionTable[BoundedHttp] | None = None
@@ -73,8 +69,7 @@ class HttpFront:
 
 
 class JoinedWrites:
-    """A transport that sends the head of an answer together with what follows it in the same iteration of the
-    loop: one system call, and one wake-up of the client."""
+    """Sends an answer's head together with what follows in the same loop iteration: one system call."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -140,7 +135,6 @@ class BoundedHttp(HttpToolsProtocol):
     # ------------------------------------------------------------ the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Takes a place, or refuses the connection."""
         super().connection_made(transport)
         self.transport = JoinedWrites(transport, self.loop)  # type: ignore[assignment]
         self._is_admin = self._front.admin is not None and self._front.admin.accepted(self.server)
@@ -171,8 +165,7 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.abort()
 
     def expire(self) -> None:
-        """Ends a connection that has rested for too long: with 408 in the middle of a head, else without an
-        answer."""
+        """Ends a connection that has rested too long: with 408 within a head, else without an answer."""
         if self._in_head:
             self._refuse(errors.head_too_slow(timeout_s=self._limits.head_timeout_s))
         else:
@@ -252,8 +245,7 @@ class BoundedHttp(HttpToolsProtocol):
             super().on_message_complete()
 
     def _head_without_upgrade(self) -> bytes:
-        """The head without its Upgrade header, which a server may ignore (RFC 9110, 7.8). With it the parser
-        would not read the body."""
+        """The head without Upgrade, which may be ignored (RFC 9110, 7.8): with it no body would be read."""
         self._is_upgrade = False
         lines = [
             b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())

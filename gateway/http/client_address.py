@@ -1,9 +1,8 @@
 """The address of a request's client behind trusted proxies.
 
 The TCP peer; if that is a trusted proxy, the last address in `X-Forwarded-For`, and so on to the left while
-the addresses are trusted proxies'. What is further left is the client's own claim. `Forwarded` (RFC 7239)
-says the same; a proxy writes one of the two and may pass on the other unchanged, so if they disagree the
-address is unknown.
+they are trusted proxies; the rest is the client's own claim. `Forwarded` (RFC 7239) says the same. A proxy
+writes one and may pass on the other unchanged: if they disagree the address is unknown.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ def client_of(scope: Scope, trusted: Iterable[Network]) -> Address | None:
 def client_address(
     peer: str, forwarded: str, trusted: tuple[Network, ...], standard: str = ""
 ) -> Address | None:
-    """See `client_of`. `forwarded`: the value of `X-Forwarded-For`; `standard`: the value of `Forwarded`;
-    empty: no header."""
+    """See `client_of`. `forwarded`: value of `X-Forwarded-For`; `standard`: of `Forwarded`; or empty."""
     found = {
         _outermost(peer, hops, trusted)
         for text, hops in ((forwarded, forwarded.split(",")), (standard, hops_of(standard)))
@@ -46,8 +44,7 @@ def client_address(
 
 
 def hops_of(standard: str) -> list[str]:
-    """The `for=` of the elements of a `Forwarded`; an empty hop, which is no address, if one is missing or
-    the header is unreadable."""
+    """The `for=` of a `Forwarded`'s elements; an empty hop, no address, if one is missing or unreadable."""
     hops, at, hop = [], 0, ""
     while found := _PAIR.match(standard, at):
         name, token, quoted, separator = found.groups()

@@ -1,11 +1,9 @@
 """A running request as an ASGI response.
 
-It starts the lifecycle, writes its events, and watches the connection: a client that disconnects interrupts
-the request. Nothing here can lose a settlement: the request runs in a task of its own.
-
-Headers go out with the first token, so that every refusal has a clean status. A stream that waits long in the
-queue, or asked for progress, gets them when it is queued; a later refusal ends the stream with an error
-event.
+It starts the lifecycle, writes its events, and interrupts the request when its client disconnects; the
+request runs in a task of its own, so no settlement is lost. Headers go out with the first token, so that
+every refusal has a clean status. A stream that waits long in the queue, or asked for progress, gets them when
+it is queued; a later refusal ends it with an error event.
 """
 
 from __future__ import annotations
@@ -80,8 +78,6 @@ class CompletionResponse:
             events.end()
             await watcher.close()
 
-    # ------------------------------------------------------------ not streamed
-
     async def _whole(self, run: Run, events: EventListener, send: BoundedSend) -> None:
         choices = [Choice(index) for index in range(self._call.sequences)]
         closed: Closed | None = None
@@ -105,8 +101,6 @@ class CompletionResponse:
             shown = vectors_body(run.call, "".join(choices[0].text), closed.account)
         body = openai_responses.encode(shown)
         await send.json(200, body, self._opening(run))
-
-    # ------------------------------------------------------------ streamed
 
     async def _stream(self, run: Run, events: EventListener, send: BoundedSend) -> None:
         first, has_headers = await self._first(run, events, send)
@@ -137,8 +131,7 @@ class CompletionResponse:
             batch = [await events.next(), *events.available()]
 
     async def _first(self, run: Run, events: EventListener, send: BoundedSend) -> tuple[Event, bool]:
-        """The first event to write, and whether headers went out before it: of a request that waits long, or
-        whose client asked for progress and that is neither refused nor served immediately."""
+        """The first event to write, and whether headers went out before it (long wait, progress asked)."""
         is_asked = self._call.progress is True
         event = await events.within(queue_progress.HEADERS_AT_ONCE_S) if is_asked else await events.next()
         if event is not None and not isinstance(event, InLine):
@@ -149,8 +142,6 @@ class CompletionResponse:
             await send({"type": "http.response.body", "body": comment, "more_body": True})
             event = await events.within(queue_progress.EVERY_S)
         return event, True
-
-    # ------------------------------------------------------------ both
 
     async def _refuse(self, run: Run, send: BoundedSend, error: ApiError, closed: Closed) -> None:
         self._note(run, error)
@@ -173,7 +164,6 @@ class CompletionResponse:
             self._writer = _ChunkWriter(run.call)
 
     def _opening(self, run: Run) -> EncodedHeaders:
-        """Headers of an answer that is not a refusal. Built once."""
         if self._headers is None:
             self._headers = encode_headers(_headers(run))
         return self._headers
@@ -192,8 +182,7 @@ def _headers(run: Run) -> dict[str, str]:
 
 
 class _ChunkWriter:
-    """Turns events into server-sent events. Holds back the last choice's end if it is to carry the
-    account."""
+    """Turns events into server-sent events. Holds the last choice's end back for the account."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -263,8 +252,7 @@ class _ChunkWriter:
 
 
 class _Watcher:
-    """Interrupts the request when the client disconnects. Starts after a delay, as short requests are not
-    worth the cost."""
+    """Interrupts the request when the client disconnects. Starts late: short requests are not worth it."""
 
     def __init__(self, receive: Receive, run: Run) -> None:
         self._receive = receive
@@ -291,10 +279,7 @@ class _Watcher:
 
 
 def vectors_body(call: Call, vectors: str, account: Account) -> dict[str, Any]:
-    """An embedding answer in OpenAI's shape, or a rerank answer in that of vLLM and Jina.
-
-    `vectors`: the checked list of the server's answer, as JSON (`gateway/upstream/openai/vectors.py`).
-    """
+    """An embedding answer in OpenAI's shape, or a rerank answer in that of vLLM and Jina. `vectors`: JSON."""
     tokens = account.charged.input_tokens
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     rows = msgspec.Raw(vectors.encode())

@@ -43,8 +43,7 @@ class ConnectionTable(Generic[T]):
         return len(self._open)
 
     def enter(self, connection: T, address: Hashable, until_s: float) -> T | None:
-        """Takes a new connection, which rests until `until_s`; returns the one that it replaces, which is no
-        longer counted. Raises `ApiError` (503, 429)."""
+        """Takes one that rests until `until_s`; returns the one replaced. Raises `ApiError` (503, 429)."""
         if address is not UNCOUNTED:
             self.take(address, through_proxy=False)
         displaced = None
@@ -59,7 +58,6 @@ class ConnectionTable(Generic[T]):
         return displaced
 
     def leave(self, connection: T) -> None:
-        """No effect if it was not counted."""
         if connection in self._open:
             self.give_back(self._open.pop(connection))
             self.work(connection)

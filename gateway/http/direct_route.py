@@ -1,8 +1,7 @@
 """Runs a route's handler without the framework's parameters, dependencies and response objects.
 
-A middleware for the routes that every request of a model goes through: their handlers take the request and
-nothing else, and return an ASGI application. What the framework does for other handlers (a copy of the
-handler for each guard, a model of the parameters, an exit stack) would cost more than reading the body.
+For the routes that every model request takes: handlers get only the request and return an ASGI application.
+The framework's work for others (guard copies, parameters, exit stack) costs more than reading the body.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""A request's bounds on its estimate: `X-Fairgate-Max-Wait-S` on the p90 of its wait,
-`X-Fairgate-Max-Cost-Usd` on its largest cost.
+"""Headers that bound the estimate: `X-Fairgate-Max-Wait-S` (p90 of its wait), `X-Fairgate-Max-Cost-Usd`.
 
 A request above either is refused before anything is held (`dispatch/admission.py`). Unlike
 `X-Fairgate-Timeout-S` they end no wait.

@@ -11,8 +11,7 @@ from gateway.requests.run import Event, Run, Silence
 
 
 class EventListener:
-    """A server that stops cancels its handlers: that interrupts the run, once, and the client still gets the
-    last event."""
+    """A server that stops interrupts the run, once; the client still gets the last event."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -20,8 +19,7 @@ class EventListener:
         self._idle_timeout: IdleTimeout | None = None
 
     def note_silence(self, seconds: float) -> None:
-        """From now until `end`, `Silence` is an event whenever none came for `seconds`. A repeated call
-        restarts it."""
+        """Until `end`, `Silence` comes after `seconds` without an event. A repeated call restarts it."""
         if self._idle_timeout is None:
             self._listen_on(seconds)
         else:

@@ -1,11 +1,9 @@
 """One run and one charge for each `Idempotency-Key`.
 
-The key is claimed in SQL before anything is held, so one gateway runs the request and the others report it as
+The key is claimed in SQL before anything is held: one gateway runs the request, and the others report it as
 running. The run goes on when its client disconnects, and its answer is stored: a repeat gets the same bytes,
-streamed or not. If nothing was charged nothing is stored, and a repeat is a new attempt.
-
-A gateway that dies loses the answer, not the charge: a repeat is told what was charged and to use another
-key.
+streamed or not. If nothing was charged nothing is stored, and a repeat is a new attempt. A gateway that dies
+loses the answer, not the charge: a repeat is told what was charged and to use another key.
 """
 
 from __future__ import annotations
@@ -87,8 +85,7 @@ class IdempotentResponse:
     def __init__(
         self, gateway: Gateway, call: Call, key: str, route: str, body: bytes, quote: str | None = None
     ) -> None:
-        """`quote`: the token that the run redeems; a repeat needs none. Raises `ApiError` (400) for an
-        invalid key."""
+        """`quote`: token to redeem; a repeat needs none. Raises `ApiError` (400) for an invalid key."""
         check_key(key, gateway.deps.config.idempotency_ttl_s)
         self._gateway = gateway
         self._call = call

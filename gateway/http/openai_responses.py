@@ -21,8 +21,7 @@ from gateway.upstream.base import ABOUT_PROMPT, CountedOutcome, Part, ServerLogp
 encode = msgspec.json.encode
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "budget": "length"}
-"""The engine's finish reason to OpenAI's closed set; a budget stop carries its cause in
-`fairgate.stop_cause`."""
+"""The engine's finish reason to OpenAI's closed set; a budget stop's cause is `fairgate.stop_cause`."""
 
 _LINE_BREAKS = [(character.encode(), b"\\u%04x" % ord(character)) for character in "\u0085\u2028\u2029"]
 """Line separators that JSON does not escape."""
@@ -35,8 +34,7 @@ def event(value: object) -> bytes:
 
 
 def encode_line(value: object) -> bytes:
-    """JSON without the characters at which Unicode breaks a line: clients that read by `str.splitlines`
-    (httpx's `iter_lines`) would break in the middle of an event."""
+    """JSON without Unicode's line breaks, at which clients (httpx's `iter_lines`) would cut an event."""
     data = encode(value)
     if data.isascii():
         return data
@@ -46,8 +44,7 @@ def encode_line(value: object) -> bytes:
 
 
 def error_event(error: ApiError, account: Account) -> bytes:
-    """The end of a stream that has begun and failed: SDKs raise an `APIError`, and further reading shows the
-    charge. No `[DONE]` follows: the answer is not complete."""
+    """The end of a stream that failed: SDKs raise an `APIError`. No `[DONE]`: the answer is not complete."""
     value = error.late_payload() | {"fairgate": account.as_json()}
     return b"event: error\n" + event(value)
 
@@ -71,13 +68,11 @@ class Choice:
 
 
 def response_id(call: Call) -> str:
-    """The request's own id with OpenAI's prefix."""
     return completion_id(call.request_id, is_chat=call.chat)
 
 
 def usage(account: Account) -> dict[str, Any]:
-    """`completion_tokens` counts the end-of-sequence token, and reasoning, which only some servers tell
-    apart."""
+    """`completion_tokens` counts the end-of-sequence token, and reasoning, which few servers tell apart."""
     input_tokens, output_tokens = account.charged.input_tokens, account.charged.output_tokens
     return {
         "prompt_tokens": input_tokens,
@@ -114,7 +109,7 @@ def whole_body(call: Call, choices: Sequence[Choice], account: Account) -> dict[
 
 
 def _end(call: Call, finish: str, outcome: SequenceOutcome | None) -> dict[str, Any]:
-    """In the server's own words if they say more, with what it sent beside them."""
+    """The server's own finish reason if it is more precise, and the fields that came with it."""
     reason = FINISH_REASONS.get(finish, "stop")
     if not isinstance(outcome, CountedOutcome):
         return {"finish_reason": reason}
@@ -125,7 +120,7 @@ def _end(call: Call, finish: str, outcome: SequenceOutcome | None) -> dict[str, 
 
 
 def _beside_choices(call: Call, *outcomes: SequenceOutcome | None) -> dict[str, Any]:
-    """What the server of the first choice said of itself and, in a chat, of the prompt."""
+    """Fields from the server of the first choice about itself and, in a chat, about the prompt."""
     first = next((outcome for outcome in outcomes if isinstance(outcome, CountedOutcome)), None)
     if first is None:
         return {}
@@ -243,8 +238,7 @@ def _top_with_sampled(item: TokenLogprob) -> list[tuple[int, str, float]]:
 
 
 def _text_logprobs(logprobs: Sequence[TokenLogprob], characters_before: int) -> dict[str, Any]:
-    """The legacy shape of `/v1/completions`; offsets count characters of the answer. NaN, as for the first
-    token of an echoed prompt, becomes null."""
+    """The legacy shape; offsets count characters. NaN (first token of an echoed prompt) is null."""
     offsets: list[int] = []
     position = characters_before
     for item in logprobs:
@@ -264,8 +258,7 @@ def _text_logprobs(logprobs: Sequence[TokenLogprob], characters_before: int) -> 
     }
 
 
-# All chunks of one choice differ only in their text, so what stands before and after it is made once.
-# The plain way is `responses.text_chunk`, which the frame is cut from.
+# A choice's chunks differ only in their text: its frame is cut once from `responses.text_chunk`.
 
 _PLACE = "\ue000"
 """Placeholder of the text; what follows it in a chunk holds no client's text."""

@@ -32,12 +32,9 @@ async def read_json_body(
     timeout_s: float,
     grow: Callable[[int], None] | None = None,
 ) -> bytes:
-    """The whole body, if its type is JSON and it is not larger than allowed.
-
-    A declared length is trusted: a body that is too large is refused before any of it is read. `grow` is
-    called with the size before so much is kept; what it raises ends the reading. Raises `ApiError` (413, 415,
-    408, 400).
-    """
+    """The whole body, if it is JSON and not larger than allowed; by its declared length it is refused before
+    any of it is read. `grow` gets the size before so much is kept; what it raises ends the reading. Raises
+    `ApiError` (413, 415, 408, 400)."""
     declared = declared_length(request.scope)
     if declared is not None and declared > max_body_bytes:
         raise errors.body_too_large(max_body_bytes=max_body_bytes)

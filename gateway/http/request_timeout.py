@@ -1,8 +1,7 @@
 """The longest wait for a turn that a request's headers allow.
 
-`X-Fairgate-Timeout-S` sets it. SDKs send their read timeout (`x-stainless-read-timeout`): a refusal has to be
-out a moment earlier. The smallest counts. The tier's own limit applies, too, but in the batch tier yields to
-the explicit header.
+`X-Fairgate-Timeout-S` sets it. SDKs send their read timeout (`x-stainless-read-timeout`), before which a
+refusal must be out. The smallest counts, the tier's own limit included, which yields to the header in batch.
 """
 
 from __future__ import annotations

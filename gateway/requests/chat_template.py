@@ -1,7 +1,4 @@
-"""The chat template of a model: reads it from the model's files and renders conversations.
-
-A sandboxed Jinja environment with transformers' rules and helpers.
-"""
+"""A model's chat template: read from its files, rendered in a sandboxed Jinja as transformers does."""
 
 from __future__ import annotations
 
@@ -27,8 +24,7 @@ REWRITING = frozenset(
 
 
 class PromptRefused(Exception):
-    """A prompt that cannot be rendered or tokenised; the message is fit for the caller. `field`: the part of
-    the request to blame; empty: the messages or the prompt as a whole."""
+    """The prompt is unusable; the message is fit for the caller. `field` to blame; empty: all of it."""
 
     def __init__(self, message: str, field: str = "") -> None:
         super().__init__(message)
@@ -55,7 +51,6 @@ class ChatTemplate:
         used = {node.name for node in tree.find_all(jinja2.nodes.Filter)}
         used |= {node.attr for node in tree.find_all(jinja2.nodes.Getattr)}
         self.rewrites = not REWRITING.isdisjoint(used)
-        """Whether it could make a special token of texts that spell none."""
 
     @classmethod
     def of_model(cls, model_dir: Path) -> ChatTemplate | None:
@@ -65,8 +60,7 @@ class ChatTemplate:
         return None if source is None else cls(source, _named_tokens(config, model_dir))
 
     def render(self, messages: Sequence[dict[str, Any]], *, is_opened: bool = True) -> str:
-        """The conversation, with the opening of an answer (`is_opened`). Raises `PromptRefused` with the
-        template's own message."""
+        """`is_opened`: with an answer's opening. Raises `PromptRefused` with the template's message."""
         try:
             return self._template.render(
                 messages=list(messages), add_generation_prompt=is_opened, tools=None, **self._named_tokens
@@ -87,7 +81,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _named_tokens(config: dict[str, Any], model_dir: Path) -> dict[str, str]:
-    """bos_token etc. by name, as templates refer to them."""
     found: dict[str, str] = {}
     for source in (read_json(model_dir / "special_tokens_map.json"), config):
         for name, value in source.items():

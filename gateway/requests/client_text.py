@@ -19,8 +19,7 @@ Change = Callable[[str, str], str]
 
 
 class ToolArguments(dict[str, Any]):
-    """Arguments of a tool call: an object, as most templates take them, that reads as JSON if a template
-    writes it as text."""
+    """Arguments of a tool call: an object that reads as JSON where a template writes it as text."""
 
     def __str__(self) -> str:
         return json.dumps(self, ensure_ascii=False)
@@ -56,8 +55,7 @@ class Placeholders:
         return f"{self._begin}{len(self._texts) - 1}Q"
 
     def places(self, marked: str, rendered: str) -> list[Placed]:
-        """Where the texts stand in `rendered`, given the same conversation with placeholders. Texts that the
-        template leaves out are skipped. Raises `Altered`."""
+        """The texts' places in `rendered`; those that are left out are skipped. Raises `Altered`."""
         pieces = re.split(self._begin + r"(\d+)Q", marked)
         placed: list[Placed] = []
         position, last = 0, -1
@@ -76,8 +74,7 @@ class Placeholders:
         return placed
 
     def _altered(self, last: int, is_text: bool, pieces: Sequence[str]) -> str:
-        """The field of the most probably altered text: the one at hand, or the next whose placeholder is
-        gone."""
+        """The most probably altered field: the text at hand, or the next whose placeholder is gone."""
         if not is_text:
             found = {int(number) for number in pieces[1::2]}
             gone = [number for number in range(last + 1, len(self._texts)) if number not in found]
@@ -86,8 +83,7 @@ class Placeholders:
 
 
 def for_template(message: Mapping[str, Any], path: str, *, needs_objects: bool) -> dict[str, Any]:
-    """A message as templates take it: arguments of tool calls as objects, and text beside them. Arguments
-    that are no objects stay text, or (`needs_objects`) raise ValueError with the field's name."""
+    """For templates: tool arguments as objects; others stay text, or raise ValueError (`needs_objects`)."""
     if not message.get("tool_calls"):
         return dict(message)
     calls: list[dict[str, Any]] = []

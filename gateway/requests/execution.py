@@ -1,8 +1,7 @@
 """Executes a dispatched request: its sequences on an upstream, from submission to the last token.
 
-Sequences are submitted together; their deltas go to the response writer while `gateway/budget/top_up.py`
-keeps the leases ahead. The first failure or interruption ends them all; each final count is taken from the
-engine, if it still answers.
+Sequences are submitted together; `gateway/budget/top_up.py` keeps their leases ahead. The first failure or
+interruption ends them all; each final count is taken from the engine, if it still answers.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Execution:
         upstreams raise; nothing of the request runs any more then."""
         assert run.turn is not None
         upstream = run.turn.upstream
-        # It waited: had this gateway stood still meanwhile, another one may have settled it by now.
+        # If this gateway stalled while the request waited, another one may have settled it.
         self._sending(run.call.request_id, engine_life(upstream.ready) or upstream.replica_id)
         top_up_task = self._make_top_up_task(run, upstream)
         top_ups = [asyncio.create_task(top_up_task.run())] if top_up_task is not None else []
@@ -114,7 +113,6 @@ class Execution:
         return RequestOutcome.COMPLETED
 
     async def close(self) -> None:
-        """Stops waiting for late outcomes."""
         await stop(self._stragglers)
 
     async def _read(
@@ -130,7 +128,7 @@ class Execution:
             async for delta in deltas:
                 await self._take(run, index, delta)
                 if run.interrupted.done():
-                    # Before the next delta is read, which would tell the engine that there is room for more.
+                    # Before the next delta is read, which would signal room for more to the engine.
                     cancel(index)
                 if top_up_task is not None:
                     top_up_task.seen(index)
@@ -169,7 +167,6 @@ class Execution:
     async def _stop(
         self, run: Run, upstream: Upstream, readers: list[asyncio.Task[None]], cancel: Callable[[int], None]
     ) -> None:
-        """Cancels what runs and waits for the engine's final counts."""
         unfinished = [reader for reader in readers if not reader.done()]
         if unfinished:
             for index in range(len(run.uses)):
@@ -179,7 +176,7 @@ class Execution:
             if reader.done():
                 _ = reader.cancelled() or reader.exception()  # seen: the first one was raised, or why we stop
                 continue
-            # What reached us is charged. The engine's word, should it still come, is only acknowledged.
+            # What reached us is charged. A late final count of the engine is only acknowledged.
             log.warning("request %s: the engine gave no final count in time", run.call.request_id)
             straggler = asyncio.create_task(self._acknowledge_late(run, upstream, reader))
             self._stragglers.add(straggler)

@@ -76,8 +76,7 @@ class RequestFinisher:
         self._most_credit_nanousd = most_credit_nanousd
 
     async def settle(self, run: Run, outcome: RequestOutcome, cause: BaseException | None) -> None:
-        """Frees the place in the window, settles durably, and notifies the listener. `cause`: what kept the
-        answer from being complete."""
+        """Frees its place, settles durably, notifies. `cause`: why the answer is not complete."""
         await _acquire_for_good(run.accounts)  # a running tier change ends, and no other begins
         call = run.call
         run.times.ended_s = self._clock()
@@ -93,7 +92,7 @@ class RequestFinisher:
                 charged = self._charge(run, use)
                 run.redemption = redemption = self._redemption(run, outcome, charged)
                 if self._observer is not None:
-                    # Before its engine hears that it is settled, and with it whether to make spans.
+                    # Before the acknowledgement, which also tells the engine whether to make spans.
                     run.kept_for = self._observer.kept_for(run, outcome, use)
                 credit = 0 if redemption is None else redemption.credit_nanousd
                 pending, credited = await self._settle_holds(
@@ -161,7 +160,6 @@ class RequestFinisher:
 
     @staticmethod
     def _counted(run: Run, charged: Amounts, use: Use) -> Amounts:
-        """What limits count of what is charged."""
         if charged == NOTHING:
             return NOTHING
         call = run.call
@@ -186,8 +184,7 @@ class RequestFinisher:
         outcomes: list[SequenceOutcome],
         said: ServersWord,
     ) -> tuple[SettlementPending | None, int]:
-        """The settlement; `SettlementPending` when it takes too long to wait for (it goes on by itself). With
-        what was credited of `credit_nanousd`, in nano-dollars."""
+        """`SettlementPending` if it takes too long (it goes on), and the nano-dollars credited."""
         sequence_ids = [each.sequence_id for each in outcomes]
         upstream = run.turn.upstream if run.turn is not None else None
 
@@ -219,7 +216,7 @@ class RequestFinisher:
             ],
             # Tenants that had the turns which it sat out, by id: for operators.
             "sat_out_for": decode_together(each.decode for each in outcomes).sat_out_for,
-            # Without the engine's final word what reached us counts; it may have emitted up to its lease.
+            # Without the engine's final count, what reached us counts; it may have emitted up to its lease.
             "basis": said.basis if is_known else "gateway",
             "upstream": _served_by(run, said),
             "uncertain_tokens": said.uncertain_tokens
@@ -270,13 +267,13 @@ class RequestFinisher:
             for each in run.uses:
                 if each.outcome is not None and each.outcome.finish != "budget":
                     self._estimates.learn(call, each.output_tokens, ended_s)
-        # What changed its tier was told something else later, of what was left then.
+        # After a change of tier the estimate was a later one, of the remaining wait.
         if not run.moves and (wait_s := run.times.wait_s) is not None:
             told_s = None if run.estimate is None else run.estimate.wait_s
             self._metrics.waits.note(call.principal.tenant_id, tier, told_s, wait_s)
         if run.estimate is not None and not run.moves:
             if outcome is RequestOutcome.COMPLETED:
-                # A promise is learned from as it is judged: without what its tenant's own later work took.
+                # Learned as it is judged: without the time that its tenant's own later work took.
                 times = run.times if redemption is None else run.times.without(*redemption.own_s)
                 told = times.sooner(run.lag_s)
                 self._estimates.judge(run.estimate, told, charged.output_tokens, run.waiting)
@@ -354,7 +351,6 @@ def _served_by(run: Run, said: ServersWord) -> str | None:
 
 
 def _fallback(run: Run) -> Fallback | None:
-    """With the prices by which it is charged."""
     call = run.call
     if call.chained is None:
         return None

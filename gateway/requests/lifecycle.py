@@ -1,12 +1,9 @@
 """The lifecycle of a request, from the key to the ledger.
 
-This module owns the sequence:
-
      1 authenticate   `gateway/http/authentication.py`, before the body is read
      2 parse          `parse.py`: a `Call`
      3 quote          its probable wait, times and cost
-     4 reserve        wait until its tenant's rate can feed it; hold what it probably needs on every limit,
-                      and make that durable
+     4 reserve        wait until its tenant's rate can feed it; durably hold what it probably needs
      5 queue          behind the tenants that had less
      6 dispatch       when an engine has room
      7 decode         the engine's deltas; more is held before what is held runs out
@@ -14,12 +11,10 @@ This module owns the sequence:
      9 settle         charge what happened, exactly once, durable before the answer ends
     10 judge          forecasts learn, metrics count
 
-Where its name means a chain of models, 2 to 4 are tried in one pool after the other
-(`gateway/pools/chain_walk.py`), and the lifecycle of the one that takes it goes on.
-
-A request runs in a task of its own that only the gateway's end can cancel. The HTTP side only listens; a
-client that leaves, a budget that runs out, an engine that dies, a deadline that passes: each is one named
-outcome of the same sequence, and `finish.py` settles every one of them.
+Of a chain of models, 2 to 4 are tried in one pool after the other (`gateway/pools/chain_walk.py`), and the
+lifecycle of the pool that takes it goes on. A request runs in a task of its own that only the gateway's end
+can cancel; the HTTP side only listens. A client that leaves, a spent budget, a dead engine, a passed
+deadline: each is a named outcome of the same sequence, and `finish.py` settles every one.
 """
 
 from __future__ import annotations
@@ -110,7 +105,7 @@ class LifecycleLimits:
     feed_wait_s: Mapping[Tier, float]
     """For its tenant's rate, before it is queued."""
     tell_after_s: float
-    """A stream that waits longer, by the forecast or really, is told so."""
+    """A stream that waits longer, by the forecast or really, gets progress comments."""
     quote_credit_share: float = 0.5
     """Of the charge, given back where a redeemed quote was not kept and that is ours."""
     quote_credit_usd: float = 10.0
@@ -151,9 +146,8 @@ class Lifecycle:
         traces: TraceRule | None = None,
     ) -> None:
         """`clock` and `sleep` measure a request's times; `wall_clock` says which limits are in force;
-        `elsewhere` finds the lifecycle of another pool, for calls with a chain; `standings` knows what
-        principals are now (None: they stay as they came); `traces`: None: none are kept, and only requests
-        whose caller says so belong to one."""
+        `elsewhere` finds another pool's lifecycle, for chains; `standings` knows principals now (None: as
+        they came); `traces` None: only requests whose caller says so belong to a trace."""
         self._holds = holds
         self._dispatcher = dispatcher
         self._estimates = estimates
@@ -167,7 +161,6 @@ class Lifecycle:
         self._standings = standings
         self._traces = traces
         self.reserve_quantile = limits.reserve_quantile
-        """Of the predicted output, held before a request runs."""
         self.admission = admission or Admission()
         self.failing = FailingTenants()
         self.prefix_hits = RecentShare()
@@ -200,7 +193,6 @@ class Lifecycle:
 
     @property
     def running(self) -> int:
-        """Requests that have not ended."""
         return len(self._tasks)
 
     def begin(self, call: Call) -> Run:
@@ -227,10 +219,9 @@ class Lifecycle:
     async def budget_check(
         self, principal: Principal, model: str, tier: Tier, end_user: str, least_output: int = 1
     ) -> Callable[[int], None]:
-        """What a request can be refused by before its prompt is tokenised: a function that raises
-        `BudgetDenied` where the reservation would refuse a prompt of at least so many tokens, by the limits'
-        states of now. Raises it at once where any prompt would be refused. `least_output`: tokens that its
-        answer has at least. Nothing is held."""
+        """A function that raises `BudgetDenied` where the reservation would refuse a prompt of at least so
+        many tokens, by the limits' states of now; raised at once where any prompt would be refused.
+        `least_output`: tokens of its answer. Nothing is held."""
         limits = principal.limits_for(RequestTraits(tier, model, 1, end_user), self._wall_clock())
         states = await self._holds.look(limits)
         prices, shares_rate = self._prices(), self._stream_limiter.feeds(limits)
@@ -248,7 +239,6 @@ class Lifecycle:
         return require
 
     def find(self, request_id: str) -> Run | None:
-        """A request of this gateway that has not ended."""
         return self._by_id.get(request_id)
 
     def runs_of(self, tenant_id: str | None) -> list[Run]:
@@ -260,7 +250,6 @@ class Lifecycle:
         run.interrupt(RequestOutcome.CANCELLED)
 
     def is_long(self, run: Run) -> bool:
-        """Whether it is of the long requests by its size, whatever its tier."""
         tokens = run.call.input_tokens * run.call.choices + run.predicted_output_tokens * run.call.sequences
         return tokens > self._dispatcher.flow.long_tokens
 
@@ -271,7 +260,6 @@ class Lifecycle:
         return self._tier_change.offer(run, tier)
 
     def displacement(self, run: Run, tier: Tier) -> Displacement:
-        """What a move to `tier` would cost others, by its predicted output."""
         call = run.call
         tokens = run.predicted_output_tokens * call.sequences
         return self._estimates.displacement(call.principal.tenant_id, tier, call.sequences, tokens)
@@ -283,15 +271,13 @@ class Lifecycle:
         return offer
 
     def outlook(self, run: Run) -> Outlook:
-        """The present outlook of a waiting request."""
         now_s = self._clock()
         expected = self._estimates.of_call(run.call, now_s) if run.in_line else None
         return outlook(run, expected, self._dispatcher.flow.tickets(), now_s)
 
     async def follow_directory(self) -> None:
-        """Takes over what has become of keys and limits: what waits under a key that is refused now ends,
-        what runs does where that is to end as well, and what runs on holds on the limits in force. Raises
-        `QuotaStoreUnavailable`, `DatabaseUnavailable`: some requests are not under them yet."""
+        """Applies changed keys and limits: a refused key's requests end (running ones only where told), and
+        the rest hold on the limits in force. Raises `QuotaStoreUnavailable`, `DatabaseUnavailable`."""
         failed: Exception | None = None
         # First all that ends, which waits for no store and no other request.
         admitted = [(run, task) for run, task in list(self._tasks.items()) if self._still_admitted(run)]
@@ -377,8 +363,7 @@ class Lifecycle:
             log.warning("tenant %s is held off: its requests keep failing: %s", principal.tenant_name, why)
 
     async def _admitted(self, run: Run) -> Lifecycle:
-        """3 and 4, here or in the next pool of its chain that takes it; returns the lifecycle that goes on.
-        Raises `NoneTook` where none does; the run is then as it came here."""
+        """3 and 4, here or in the next pool. Raises `NoneTook`; the run is then as it came here."""
         pool, came = self, run.call
         while True:
             try:
@@ -418,8 +403,7 @@ class Lifecycle:
         try:
             self.admission.check(call, run.estimate, now_s, self._expires_s(run))
         except DeadlineUnreachable:
-            # What it was expected to wait for may have left meanwhile: a moment after a crowd was cancelled,
-            # a server that stands idle would refuse.
+            # What it would wait for may have left: after a crowd was cancelled, an idle server would refuse.
             if call.binding is not None or not self._estimates.forecast_cache.renew(now_s):
                 raise
             run.estimate = self._estimates.of_call(call, now_s, lengths)
@@ -430,8 +414,7 @@ class Lifecycle:
         await self._reserve(run)
 
     def _expires_s(self, run: Run) -> float:
-        """When it leaves the queue: by its client's timeout or its tier's, whichever is earlier. In the batch
-        tier a timeout that the client names outright is the only one."""
+        """When it leaves the queue: client's or tier's timeout, the earlier; in batch a named one alone."""
         call = run.call
         of_tier_s = run.times.arrived_s + self._limits.feed_wait_s[call.tier]
         if run.expires_s is None:
@@ -440,8 +423,7 @@ class Lifecycle:
         return run.expires_s if is_own else min(of_tier_s, run.expires_s)
 
     def _take_standing(self, run: Run) -> bool:
-        """The request is its principal's as that is now; whether that has changed. Raises `Interrupted` where
-        its key is refused now."""
+        """Takes its present principal; whether it changed. Raises `Interrupted` if the key is refused."""
         if self._standings is None:
             return False
         principal = self._standing(run, self._standings)
@@ -453,10 +435,9 @@ class Lifecycle:
         return True
 
     async def _under_limits_in_force(self, run: Run, task: asyncio.Task[None] | None = None) -> bool:
-        """Holds on limits that were set or changed since it was held; returns whether its principal had
-        changed. With `task`, its own, it runs: it goes on whatever room they have, and top-ups go by them.
-        Without, it is about to: raises `BudgetDenied` where they have none, and `EndUserRefused`,
-        `QuotaStoreUnavailable`, `DatabaseUnavailable`."""
+        """Holds on limits set or changed since; returns whether its principal changed. With `task`, its own,
+        it runs: it goes on whatever room they have. Without, raises `BudgetDenied` where they have none, and
+        `EndUserRefused`, `QuotaStoreUnavailable`, `DatabaseUnavailable`."""
         if self._standings is None or run.leases is None:
             return False
         principal = self._standings.standing(run.call.principal.key_id, self._wall_clock())
@@ -526,7 +507,6 @@ class Lifecycle:
         run.limit_states = granted.states
 
     def _first_hold(self, run: Run, metering: RequestMetering) -> tuple[tuple[Limit, ...], Hold]:
-        """The limits in force on a request, and what it asks of them."""
         call = run.call
         limits = call.limits_at(self._wall_clock())
         hold = lease.first_hold(
@@ -566,7 +546,7 @@ class Lifecycle:
             if call.progress or not turn.done():
                 telling = self._tell(run, ticket.entry.arrived_s)
             granted = await _unless_interrupted(run, turn)
-            # It may have waited for long: its key and its limits are asked again.
+            # It may have waited for long: its key and its limits are checked again.
             while self._still_admitted(run) and await self._under_limits_in_force(run):
                 pass  # they may have changed again meanwhile
             if run.interrupted.done():
@@ -581,7 +561,7 @@ class Lifecycle:
             self._observer.dispatched(run)
 
     def _tell(self, run: Run, now_s: float) -> asyncio.TimerHandle | None:
-        """Has a stream told that it waits: now, or when it has waited long."""
+        """Sends `InLine` to a waiting stream, now or when it has waited long; returns the timer."""
         waited_s = now_s - run.times.arrived_s
         in_s = told_in_s(run.call, run.estimate, waited_s, self._limits.tell_after_s)
         if in_s:
@@ -609,7 +589,7 @@ class Lifecycle:
         entry = QueueEntry(
             entry_id=call.request_id,
             tenant_id=call.principal.tenant_id,
-            # Queued since now: a request that took longer to reserve stands behind quicker ones.
+            # Queued since now: a request that took longer to reserve comes after quicker ones.
             arrived_s=self._clock(),
             input_tokens=computed,
             predicted_output_tokens=run.predicted_output_tokens * call.sequences,
@@ -675,8 +655,7 @@ async def _locked(lock: asyncio.Lock, task: asyncio.Task[None] | None) -> bool:
 async def _unless_interrupted(
     run: Run, waiting: Coroutine[Any, Any, Result] | Awaitable[Result], timeout_s: float | None = None
 ) -> Result:
-    """The result of `waiting`. Raises `Interrupted` when the request was interrupted, `QueueExpired` when it
-    takes longer than `timeout_s`."""
+    """Raises `Interrupted` when the request is interrupted, `QueueExpired` after `timeout_s`."""
     task = asyncio.ensure_future(waiting)
     if task.done():
         return task.result()
@@ -693,7 +672,6 @@ async def _unless_interrupted(
 
 
 def outcome_of(cause: BaseException) -> RequestOutcome:
-    """The named outcome of a request that `cause` ended."""
     match cause:
         case Interrupted(outcome=outcome):
             return outcome

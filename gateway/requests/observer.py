@@ -1,7 +1,4 @@
-"""Hook of the request lifecycle: called as a request is queued, dispatched and finished.
-
-Implemented by `gateway/explain/recorder.py`.
-"""
+"""Hook of the request lifecycle: called as a request is queued, dispatched and finished."""
 
 from __future__ import annotations
 
@@ -26,8 +23,7 @@ class RequestObserver(Protocol):
         """To the upstream in `run.turn`."""
 
     def own_time_s(self, run: Run) -> tuple[float, float] | None:
-        """What its tenant's own later requests took of its time to the first token and to the end; None:
-        unknown."""
+        """What its tenant's own later requests took of its time to the first token and end; None: unknown."""
         ...
 
     def kept_for(self, run: Run, outcome: RequestOutcome, use: Use) -> KeepCause | None:

@@ -1,7 +1,4 @@
-"""Parses a decoded body into a `Call`, or refuses it with the field's name.
-
-Pure but for tokenising: the route runs it in a thread when the body is not small.
-"""
+"""Parses a decoded body into a `Call`, or refuses it with the field's name. Pure but for tokenising."""
 
 from __future__ import annotations
 
@@ -76,17 +73,13 @@ class RequestContext(msgspec.Struct, frozen=True):
     """Unix time."""
     trace: TraceContext | None = None
     timeout_s: float | None = None
-    """How long it may wait for its turn, if its client said so."""
     progress: bool | None = None
     max_wait_s: float | None = None
     max_cost_nanousd: int | None = None
     names_timeout: bool = False
-    """Its client said so outright, and not only its SDK."""
     first_byte_s: float | None = None
-    """When its first byte was read."""
     require_budget: Callable[[int], None] | None = None
-    """Called with the least number of tokens that its prompts have, once that is known. Raises `BudgetDenied`
-    where its limits, as known when it came, have no room for them; None: only the reservation asks."""
+    """Called with the least tokens of its prompts. Raises `BudgetDenied`. None: only the reservation asks."""
 
 
 def parse_chat(request: ChatCompletionRequest, context: RequestContext) -> Call:
@@ -171,8 +164,7 @@ def chat_prompt(
     fits: Fits | None = None,
     fields: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[int]:
-    """The tokens of a conversation, with what is held for its images, its thoughts and its texts in parts,
-    and for what its server writes into the prompt of the `fields` that it is passed. Raises `ApiError`."""
+    """A conversation's tokens, and what is held for images, thoughts and `fields`. Raises `ApiError`."""
     try:
         counted = uncounted.as_counted(messages)
         prompt = renderer.chat_tokens(counted, fits)
@@ -187,8 +179,7 @@ def chat_prompt(
 def _margin(
     renderer: Renderer, fields: Mapping[str, Any], param: str, messages: Sequence[dict[str, Any]] = ()
 ) -> list[int]:
-    """What is held for what a server writes into the prompt of these fields, and of what messages have beside
-    their text. Raises `ApiError`."""
+    """What is held for what a server writes of fields, and beside messages' texts. Raises `ApiError`."""
     try:
         margin = margin_ids(fields, PROMPT_FIELDS, renderer) if fields else []
         return margin + uncounted.message_margin_ids(messages, renderer)
@@ -304,8 +295,7 @@ def end_user_of(request: FromEndUser) -> str:
 
 
 def labels_of(metadata: Mapping[str, str] | None, declared: Labels) -> dict[str, str]:
-    """The pairs of a request's metadata that its tenant has declared as labels; the others are the client's
-    own. Raises `ApiError`."""
+    """The pairs of its metadata that its tenant has declared as labels. Raises `ApiError`."""
     if not metadata:
         return {}
     if len(metadata) > MAX_METADATA:
@@ -331,15 +321,13 @@ def labels_of(metadata: Mapping[str, str] | None, declared: Labels) -> dict[str,
 
 
 def context_left_of(context_tokens: int, prompt_tokens: int, *, is_estimated: bool) -> int:
-    """What the model's context leaves for the answer. Where the prompt is only estimated, its server knows
-    better whether it fits: an eighth of the context is left for the answer in any case."""
+    """What the context leaves for the answer; an eighth in any case if the prompt is only estimated."""
     left = context_tokens - prompt_tokens
     return max(left, context_tokens // 8, 1) if is_estimated else left
 
 
 def most_held(max_tokens: int, context_tokens: int) -> int:
-    """Tokens that are held for a prompt that is only estimated, at most: its margins may come to many
-    contexts, and what does not fit into one its server refuses."""
+    """The most tokens held for an estimated prompt: what does not fit into a context its server refuses."""
     return max(1, context_tokens - min(max_tokens, context_tokens // 8))
 
 
@@ -354,8 +342,7 @@ def check_model(name: str, context: RequestContext) -> None:
 def chat_messages(
     messages: list[ChatMessage], config: GatewayConfig, model: ServedModel
 ) -> list[dict[str, Any]]:
-    """Checked messages in the form that templates take; where only other servers run the model, with what an
-    answer has beside its text and with texts in parts as they came. Raises `ApiError`."""
+    """Checked messages for templates; where only other servers run it, extras too. Raises `ApiError`."""
     if not messages:
         raise errors.bad_request("'messages' must hold at least one message.", "messages")
     require_number("messages", len(messages), config.max_messages)
@@ -414,8 +401,7 @@ def _message(message: ChatMessage, path: str, config: GatewayConfig, as_sent: bo
 def _content(
     message: ChatMessage, path: str, config: GatewayConfig, as_sent: bool
 ) -> str | list[dict[str, Any]] | None:
-    """The text of a message, its parts each on lines of its own; with images and the like, or `as_sent`, its
-    parts as they came; None: it only calls tools. Raises `ApiError`."""
+    """A message's text; with media, or `as_sent`, its parts; None: it only calls tools. Raises `ApiError`."""
     if message.content is None:
         if message.role != "assistant":
             raise errors.bad_request(
@@ -449,7 +435,6 @@ def _content(
 
 
 def _tool_calls(calls: Sequence[ToolCall], path: str) -> list[dict[str, Any]]:
-    """Checked calls in OpenAI's form."""
     if len(calls) > MAX_TOOL_CALLS:
         raise errors.bad_request(f"'{path}' holds {len(calls)} calls; the most is {MAX_TOOL_CALLS}.", path)
     found: list[dict[str, Any]] = []
@@ -530,9 +515,8 @@ def fits_context(
     require_budget: Callable[[int], None] | None = None,
     before: int = 0,
 ) -> Fits:
-    """Refuses a prompt that cannot be served, as early as its tokens are known: one that leaves no room in
-    the model's context (`ApiError`), or none in its limits. `before`: tokens of the request's other
-    prompts."""
+    """Refuses a prompt as early as its tokens are known, if it leaves no room in the context (`ApiError`) or
+    in its limits. `before`: tokens of the request's other prompts."""
 
     def fits(tokens: int, is_exact: bool) -> None:
         if tokens >= model.context_tokens and not (model.is_estimated and is_exact):

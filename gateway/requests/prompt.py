@@ -1,7 +1,4 @@
-"""Renders and tokenises prompts with the model's own files, so that the reservation knows the exact input.
-
-Uses neither torch nor transformers.
-"""
+"""Renders and tokenises prompts exactly, with the model's own files, without torch or transformers."""
 
 from __future__ import annotations
 
@@ -28,8 +25,7 @@ from gateway.requests.special_tokens import SpecialTokens
 from gateway.requests.token_bytes import longest_token_bytes
 
 Fits = Callable[[int, bool], None]
-"""Called before a prompt's ids are made: with a lower bound of its tokens by its bytes, then (True) with
-their number. What it raises goes to the caller."""
+"""Called with a lower bound of a prompt's tokens by its bytes, then (True) with their number; may raise."""
 
 
 __all__ = ["EstimatedRenderer", "PromptRefused", "PromptRenderer", "TokenizerMissing"]
@@ -89,9 +85,8 @@ class PromptRenderer:
     def chat_tokens(
         self, messages: Sequence[dict[str, Any]], fits: Fits | None = None, *, is_opened: bool = True
     ) -> list[int]:
-        """Token ids of a conversation, with the opening of an answer (`is_opened`). Only the template writes
-        special tokens, unless clients may: client texts that spell one are encoded apart. Raises
-        `PromptRefused`."""
+        """Token ids of a conversation, with an answer's opening if `is_opened`. Only the template writes
+        special tokens, unless clients may: texts that spell one are encoded apart. Raises `PromptRefused`."""
         messages = self._for_template(messages)
         if not self._is_foreign:
             self._require_tools(messages)
@@ -104,8 +99,7 @@ class PromptRenderer:
         return self._encode_apart(rendered, placed, fits)
 
     def text_tokens(self, text: str, fits: Fits | None = None, *, has_frame: bool = True) -> list[int]:
-        """Token ids of a plain prompt, with the special tokens that the tokenizer adds (`has_frame`). Raises
-        `PromptRefused`."""
+        """Token ids of a plain prompt; `has_frame`: with added special tokens. Raises `PromptRefused`."""
         self._may_fit(text, fits)
         if self._special is None or not (spelled := self._special.spelled(text)):
             return self._encode([text], fits, add_special_tokens=has_frame)
@@ -118,7 +112,6 @@ class PromptRenderer:
         return list((self._tokenizer.post_process(found) if has_frame else found).ids)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """The tokens as the vocabulary writes them."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids]
 
     def text_of(self, ids: Sequence[int]) -> str:
@@ -131,11 +124,8 @@ class PromptRenderer:
         return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0])
 
     def _encode(self, pieces: list[str], fits: Fits | None, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of the pieces in order; special tokens are added to each.
-
-        `encode_batch_fast` releases the GIL, unlike `encode`. Taking the ids out needs it, so `fits` may
-        refuse them first.
-        """
+        """Token ids in order; special tokens are added to each piece. `encode_batch_fast` releases the GIL;
+        taking the ids out needs it, so `fits` may refuse them first."""
         found = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=add_special_tokens)
         if fits is not None:
             fits(sum(map(len, found)), True)
@@ -144,7 +134,6 @@ class PromptRenderer:
         )
 
     def _may_fit(self, text: str, fits: Fits | None) -> None:
-        """Lets `fits` refuse a text by its bytes alone."""
         if fits is not None and self._longest_token_bytes is not None:
             fits(-(-num_bytes(text) // self._longest_token_bytes), False)
 
@@ -247,7 +236,6 @@ class PromptRenderer:
         return placed
 
     def _encode_apart(self, rendered: str, placed: Sequence[Placed], fits: Fits | None) -> list[int]:
-        """Token ids of `rendered`, with the texts at `placed` encoded apart as plain text."""
         assert self._special is not None
         ends = [0, *(text.end for text in placed)]
         begins = [*(text.begin for text in placed), len(rendered)]
@@ -274,14 +262,12 @@ class PromptRenderer:
 
 
 class EstimatedRenderer:
-    """For models without a known tokenizer: counts bytes, rather too many tokens than too few. The ids are no
-    token ids; prompts that start alike have ids that start alike."""
+    """For unknown tokenizers: counts bytes, rather too many tokens; equal beginnings get equal ids."""
 
     BYTES_PER_TOKEN = 2
     """A token of text is rarely shorter: English has about four, Chinese and code three."""
     LONGEST_TOKEN_BYTES = 128
-    """Some vocabularies have a token of so many blanks: a longer text per token of the context is certainly
-    too long."""
+    """Some vocabularies have a token of so many blanks: more bytes per token are certainly too long."""
     MESSAGE_TOKENS = 8
     """What a chat template adds to a message, and once to all of them."""
     has_chat_template = True

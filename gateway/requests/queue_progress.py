@@ -2,10 +2,7 @@
 
 A stream that waits long, or is expected to, gets its headers before its first token and then comments among
 its server-sent events: `: fairgate {...}`, which SDKs skip. With `X-Fairgate-Progress: 1` it gets them
-immediately, with `0` never.
-
-The forecast is of a request that arrives now; what its own tenant sent after it in the same tier is behind it
-and does not count.
+immediately, with `0` never. The forecast is of a request that arrives now, without later ones of its tenant.
 """
 
 from __future__ import annotations
@@ -62,8 +59,7 @@ def wants_progress(header: str | None) -> bool | None:
 
 
 def told_in_s(call: Call, estimate: Estimate | None, waited_s: float, tell_after_s: float) -> float | None:
-    """Seconds in the queue after which a stream gets its headers; None: with its first token. `waited_s`:
-    since its arrival."""
+    """Seconds in the queue until a stream gets its headers; None: with its first token."""
     if call.progress is not None:
         return 0.0 if call.progress else None
     if estimate is not None and estimate.wait_s[0] > tell_after_s:

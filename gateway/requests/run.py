@@ -37,7 +37,7 @@ PIECE_BYTES = 100
 
 @dataclass(frozen=True, slots=True)
 class InLine:
-    """The request is queued and its client is told now (`queue_progress.told_in_s`)."""
+    """The request is queued, and its client gets progress from now on (`queue_progress.told_in_s`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     text: str
     logprobs: Sequence[TokenLogprob]
     parts: Sequence[Part] = ()
-    """What is not plain text; it stands before `text`."""
+    """What is not plain text; it precedes `text`."""
 
     @property
     def num_bytes(self) -> int:
@@ -95,8 +95,7 @@ class Interrupted(Exception):
 
 
 class Events:
-    """The listener's queue. Only pieces of text wait for room in it: everything else is a few events per
-    request and must get through."""
+    """The listener's queue. Only pieces of text wait for room: the few other events must get through."""
 
     def __init__(self, most: int, *, most_bytes: int, is_whole: bool = False) -> None:
         """`is_whole`: the listener is woken only by the last event and takes all together."""
@@ -117,14 +116,12 @@ class Events:
         return self._is_withheld or (len(self._waiting) < self.most and self._waiting_bytes < self.most_bytes)
 
     async def wait_for_room(self) -> None:
-        """Waits until the listener has left room for another piece; several sequences may wait."""
         while not self.has_room:
             if self._writer is None or self._writer.done():
                 self._writer = asyncio.get_running_loop().create_future()
             await self._writer
 
     def put(self, event: Event) -> None:
-        """Wakes the listener now or with the last event."""
         self._waiting.append(event)
         if isinstance(event, SequenceOutput):
             self._waiting_bytes += event.num_bytes
@@ -177,36 +174,27 @@ class Run:
     """At its arrival: it is held and charged by these, whatever is set meanwhile."""
     events: Events
     leases: Leases | None = None
-    """None: it holds nothing yet."""
     estimate: Estimate | None = None
     limit_states: tuple[LimitState, ...] = ()
     turn: Turn | None = None
     has_begun: bool = False
     predicted_output_tokens: int = 1
-    """Median per sequence."""
     predicted_high_tokens: int = 1
-    """90th percentile per sequence."""
     predicted_tokens_to_hold: int = 1
-    """The reserved quantile per sequence."""
+    """Each per sequence: median, 90th percentile, the reserved quantile."""
     stop_cause: str | None = None
     trace: RequestTrace | None = None
-    """None: no trace."""
     kept_for: KeepCause | None = None
-    """Why its trace is kept, once it has ended; None: it is not."""
     redemption: Redemption | None = None
-    """None: no quote, or not ended."""
     settled_s: float | None = None
     """When its settlement was durable, or given up waiting for."""
     expires_s: float | None = None
-    """When it leaves the queue by its client's timeout, on the gateway's clock; a tier's own limit may be
-    earlier."""
+    """By its client's timeout, on the gateway's clock; a tier's own limit may be earlier."""
     targets: RequestTargets = NO_TARGETS
-    """Set when it is queued."""
     in_line: bool = False
     """It is or was queued."""
     in_line_s: float | None = None
     waiting: WatchedWait | None = None
-    """It may teach while it waits."""
     limited_s: float = 0.0
     """How long its tenant's own limits kept it out of the queue."""
     get_ready: Callable[[Run], object] | None = None
@@ -214,7 +202,7 @@ class Run:
     timeline: Timeline = field(default_factory=Timeline)
     moves: list[TierMove] = field(default_factory=list)
     accounts: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while its hold changes with its tier, and for good once it is settled."""
+    """Held while its hold changes with its tier, and never released once it is settled."""
     withdrawn_because: str = ""
     """Why its key is refused now, as the directory names it; empty: it is not."""
     interrupted: asyncio.Future[RequestOutcome] = field(
@@ -241,13 +229,11 @@ class Run:
 
     @property
     def outcomes(self) -> list[SequenceOutcome]:
-        """The engines' last words of its sequences, as far as there are any."""
         return [use.outcome for use in self.uses if use.outcome is not None]
 
     @property
     def lag_s(self) -> float:
-        """How much later the first token was here than its engine needed for it, from `SHORTEST_LAG_S` on:
-        the gateway's own stalls, no load of the engine."""
+        """How late the first token was here, from `SHORTEST_LAG_S` on: the gateway's own stalls."""
         lag_s, _ = lags_s(self.timeline, self.times, self.outcomes)
         return lag_s if lag_s >= SHORTEST_LAG_S else 0.0
 
@@ -266,7 +252,6 @@ class Run:
             self.interrupted.set_result(outcome)
 
     def begin(self) -> None:
-        """The first token of any sequence is here."""
         if not self.has_begun:
             self.has_begun = True
             self.events.put(Begun())
@@ -304,13 +289,11 @@ class Run:
 
     @property
     def output_tokens(self) -> int:
-        """So far, all sequences together."""
         return sum(use.output_tokens for use in self.uses)
 
     @property
     def foreseen_tokens(self) -> tuple[int, int]:
-        """Median and 90th percentile of the output of all sequences together, each by what is known best: its
-        end, the engine's forecast, the prediction on arrival."""
+        """Median and 90th percentile of all output: by its end, the engine's forecast, or the prediction."""
         predicted = (self.predicted_output_tokens, self.predicted_high_tokens)
         known = [
             (use.output_tokens,) * 2 if use.outcome is not None else use.foreseen_tokens or predicted
@@ -320,5 +303,4 @@ class Run:
 
     @property
     def live_sequences(self) -> int:
-        """Without an outcome."""
         return sum(use.outcome is None for use in self.uses)

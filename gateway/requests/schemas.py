@@ -2,8 +2,7 @@
 
 Types only; `gateway/requests/parse.py` checks ranges and rules between fields, and
 `tenants/admin/commands.py` has the bodies of admin acts. OpenAI fields without effect here are accepted;
-unsupported ones that would change the answer are refused when set; unknown fields are refused, as OpenAI
-does.
+unknown fields, and unsupported ones that would change the answer, are refused.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
     video_url: MediaUrl | str | None = None
     input_audio: InputAudio | None = None
     file: InputFile | None = None
-    # Taken and left out: hints, names in a server's cache, and what assistants' parts have beside text.
+    # Accepted and ignored: hints, names in a server's cache, other fields of assistants' parts.
     cache_control: Any = None
     uuid: Any = None
     refusal: Any = None
@@ -119,12 +118,12 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     reasoning_content: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
-    # Taken and left out.
+    # Accepted and ignored.
     parsed: Any = None
     reasoning_details: Any = None
     cache_control: Any = None
     prefix: bool | None = None
-    # Known to OpenAI; refused when they say something.
+    # Known to OpenAI; refused when set.
     audio: Any = None
     function_call: Any = None
 
@@ -167,15 +166,13 @@ class Sampling(PassedFields, kw_only=True, forbid_unknown_fields=True):
     top_k: int | None = None
     """Vendor extra, as vLLM and SGLang have it; 0 or -1: off."""
     min_p: float | None = None
-    """Vendor extra."""
     repetition_penalty: float | None = None
-    """Vendor extra."""
     ignore_eos: bool | None = None
     """Vendor extra: go on to `max_tokens`."""
 
     @property
     def end_user(self) -> str | None:
-        """Whom the client asks for, as it says. Only forecasts of lengths go by it."""
+        """The end user, unchecked; only length forecasts use it."""
         return user_of(self.user)
 
 
@@ -209,7 +206,7 @@ class ChatCompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     reasoning_format: str | None = None
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
-    # Known to OpenAI; refused when they ask for something.
+    # Known to OpenAI; refused when set to something with an effect.
     functions: list[Any] | None = None
     function_call: Any = None
     modalities: list[str] | None = None
@@ -252,7 +249,7 @@ class TierChangeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     service_tier: str
     """As in a completion: OpenAI's words, or `interactive`, `standard`, `batch`."""
     preview: bool = False
-    """Only say what it would cost."""
+    """Only return what it would cost."""
 
 
 class KeyRotate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -58,8 +58,7 @@ class SpecialTokens:
         return [self._found[token_id] for token_id in found.ids if token_id in self._found]
 
     def may_take_part(self, text: str) -> bool:
-        """Whether `text` may be part of a special token with its neighbours: it starts with an end of one,
-        ends with a start, or is a part of one."""
+        """Whether `text` may be part of a special token with its neighbours: by its end, start or whole."""
         head, tail = text[: self._longest], text[-self._longest :]
         return (
             any(tail[-size:] in self._beginnings for size in range(1, len(tail) + 1))
@@ -84,6 +83,5 @@ class SpecialTokens:
         return found
 
     def has_special(self, encoding: Encoding) -> bool:
-        """Whether a text encoded as plain text still has special tokens: the vocabulary has no other way to
-        write it."""
+        """Whether a text encoded as plain text still has special tokens: it cannot be written otherwise."""
         return not self._forbidden.isdisjoint(encoding.ids)

@@ -1,8 +1,7 @@
 """Moves a waiting request to another tier, and prices the move.
 
-The price book of its arrival still applies. The hold is corrected and made durable first: a move that the
-budget cannot cover changes nothing. What a cheaper tier leaves over comes back when the request ends. If its
-turn comes while the ledger writes, the request keeps its tier and the ledger records that.
+The price book of its arrival applies. The hold is corrected and made durable first: a move that the budget
+cannot cover changes nothing. If its turn comes while the ledger writes, it keeps its tier, on record.
 """
 
 from __future__ import annotations
@@ -118,12 +117,8 @@ class TierChange:
         )
 
     async def move(self, run: Run, tier: Tier, by: str, targets: RequestTargets) -> Offer:
-        """Moves it on behalf of `by` (`tenant`, `operator`); `targets`: in the new tier. No-op for its own
-        tier.
-
-        Raises `NotWaiting`, `TierHasLimits`, `BudgetDenied`, `QuotaStoreUnavailable`, `DatabaseUnavailable`,
-        `UnknownPrice`.
-        """
+        """No-op for its own tier; `targets`: in the new one. Raises `NotWaiting`, `TierHasLimits`,
+        `BudgetDenied`, `QuotaStoreUnavailable`, `DatabaseUnavailable`, `UnknownPrice`."""
         async with run.accounts:
             if run.status != "waiting":
                 raise NotWaiting(run.status)

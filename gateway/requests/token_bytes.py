@@ -1,5 +1,4 @@
-"""The most bytes of text that one token of a vocabulary can stand for: a lower bound of a text's tokens
-without tokenising it. Pure.
+"""The most bytes that a token can stand for: a lower bound of a text's tokens without tokenising. Pure.
 
 Only for tokenizers that lose no text: one that strips, replaces or drops text, or has one token for
 everything unknown, may make few tokens of any text.
@@ -59,7 +58,6 @@ def _normalizer_shrinks(normalizer: Mapping[str, Any] | None) -> int | None:
 
 
 def _keeps(splitter: Mapping[str, Any]) -> bool:
-    """Whether splitting keeps all text."""
     kind = splitter["type"]
     return kind in _LOSSLESS_SPLITTERS or (kind in _SPLITTERS and splitter.get("behavior") != "Removed")
 

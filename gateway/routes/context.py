@@ -43,7 +43,6 @@ async def body_of(request: Request[Any, Any, Any]) -> bytes:
 
 
 def reserved_memory(request: Request[Any, Any, Any]) -> LargeBody:
-    """Counts the memory of the body, until it is closed."""
     gateway = gateway_of(request)
     return LargeBody(
         gateway.large_bodies, principal_of(request).tenant_id, gateway.deps.config.max_body_bytes
@@ -51,8 +50,7 @@ def reserved_memory(request: Request[Any, Any, Any]) -> LargeBody:
 
 
 async def large_body_of(request: Request[Any, Any, Any], reserved: LargeBody) -> bytes:
-    """The body, as large as any model that the key may use takes it (`ModelPool.body_limit`); `reserved`
-    counts it. Raises `ApiError`."""
+    """The body, as large as a model of the key takes it (`ModelPool.body_limit`). Raises `ApiError`."""
     gateway = gateway_of(request)
     config = gateway.deps.config
     declared, most_bytes = declared_length(request.scope), config.max_body_bytes
@@ -74,8 +72,7 @@ def then_closing(answer: ASGIApp, reserved: LargeBody) -> ASGIApp:
 
 
 async def off_the_loop(gateway: Gateway, principal: Principal, body: bytes, work: Callable[[], T]) -> T:
-    """The result of `work`, which reads `body`: in a thread unless it is small, so that it does not stall
-    other requests' streams. Raises `TooManyWaiting`."""
+    """The result of `work`, in a thread unless `body` is small, to stall nobody. Raises `TooManyWaiting`."""
     if len(body) <= INLINE_BYTES:
         return work()
     return await gateway.deps.threads.run(principal.tenant_id, work)
@@ -94,12 +91,12 @@ async def asked_or_not(request: Request[Any, Any, Any], into: type[S]) -> S:
 
 
 def note_asked(request: Request[Any, Any, Any], model: str, service_tier: str) -> None:
-    """Notes what the body asks for, in case that it is refused; `service_tier` empty: no tier."""
+    """Notes model and tier for a record if the request is refused; `service_tier` empty: no tier."""
     request.scope["state"]["asked"] = model, service_tier
 
 
 def asked_of(request: Request[Any, Any, Any]) -> tuple[str, str]:
-    """Model and tier that a request asks for, allowed or not; empty: none yet, or there is no such tier."""
+    """Model and tier that a request names, allowed or not; empty: none yet, or no such tier."""
     state = request.scope["state"]
     model, service_tier = state.get("asked", ("", ""))
     if service_tier not in SERVICE_TIERS:

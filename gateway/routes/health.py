@@ -46,7 +46,6 @@ async def readyz(request: Request) -> Response[bytes]:
 
 
 async def readiness_of(gateway: Gateway) -> dict[str, Any]:
-    """Whether serving is possible, and the result of each check."""
     database, quota_store = await asyncio.gather(
         _check(gateway.deps.database.ping()), _check_quota_store(gateway.holds)
     )

@@ -40,14 +40,12 @@ class Inbound(msgspec.Struct, frozen=True):
     principal: Principal
     headers: Mapping[str, str]
     state: dict[str, Any]
-    """Of the request's scope."""
     request_id: str
     path: str
     body: bytes
 
     @classmethod
     def of(cls, request: Request[Any, Any, Any], body: bytes) -> Inbound:
-        """Reads a request that the guard let in."""
         scope = request.scope
         return cls(
             gateway_of(request),
@@ -60,16 +58,13 @@ class Inbound(msgspec.Struct, frozen=True):
         )
 
     def may_use(self, model: str) -> bool:
-        """Whether its key may use a model."""
         allowed = self.principal.models
         return allowed is None or model in allowed
 
     async def off_the_loop(self, work: Callable[[], T]) -> T:
-        """As `context.off_the_loop`, of its body."""
         return await off_the_loop(self.gateway, self.principal, self.body, work)
 
     def note_asked(self, model: str, service_tier: str) -> None:
-        """As `context.note_asked`."""
         self.state["asked"] = model, service_tier
 
     def context(self, model: ServedModel) -> RequestContext:

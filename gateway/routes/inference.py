@@ -217,8 +217,7 @@ async def understood(
 
 
 async def answer(inbound: Inbound, call: Call) -> ASGIApp:
-    """The response that runs the call, or repeats its answer. Raises `ApiError`, `NoEngineAvailable`,
-    `NoneTook`."""
+    """Runs the call, or repeats its answer. Raises `ApiError`, `NoEngineAvailable`, `NoneTook`."""
     gateway, key, quote = inbound.gateway, inbound.headers.get(IDEMPOTENCY), inbound.headers.get(QUOTE)
     if key is not None:
         return IdempotentResponse(gateway, call, key, inbound.path, inbound.body, quote)

@@ -1,8 +1,7 @@
 """Routes of a tenant's own requests: list, show, cancel, move to another tier.
 
 Ended requests are answered from the ledger, so cancelling twice, or too late, is no error. With Redis,
-actions on another gateway's requests are passed on to it (`gateway/pools/peer_requests.py`). The operators'
-routes (`admin/requests.py`) share the functions below.
+actions on another gateway's requests are passed on to it (`gateway/pools/peer_requests.py`).
 """
 
 from __future__ import annotations
@@ -142,8 +141,7 @@ async def shown_request(request: Request, ask: RequestAction) -> dict[str, Any]:
 
 
 async def _refused(request: Request, ask: RequestAction) -> dict[str, Any] | None:
-    """A request refused before it held anything, as its tenant or an operator sees it. Raises
-    `DatabaseUnavailable`."""
+    """A request refused before it held anything, as the asker may see it. Raises `DatabaseUnavailable`."""
     if not _may_be_an_id(ask.request_id):
         return None
     refusal = await gateway_of(request).refusals.find(ask.request_id)
@@ -185,8 +183,7 @@ async def live(request: Request, ask: RequestAction) -> ActionResult:
 
 
 async def found_running(request: Request, ask: RequestAction) -> ActionResult | None:
-    """The answer of the gateway that runs the request; None: no gateway does. Raises `ApiError` if that is
-    unknown."""
+    """The answer of the gateway that runs it; None: no gateway does. Raises `ApiError` if that is unknown."""
     gateway = gateway_of(request)
     answered = await gateway.request_actions.act(ask)
     if answered.is_found:
@@ -232,7 +229,6 @@ def settled_of(rows: Sequence[LedgerRow]) -> LedgerRow:
 
 
 def ended_request(rows: Sequence[LedgerRow]) -> dict[str, Any]:
-    """The API's request object of a settled request."""
     row = settled_of(rows)
     # Said by the reservation, so also where the gateway died before it settled.
     fallback = next((row.detail["fallback"] for row in rows if "fallback" in row.detail), None)

@@ -1,7 +1,4 @@
-"""Uncharged routes that turn text into tokens and back, in vLLM's form.
-
-By the model's tokenizer if it is known here, else by a server of the model.
-"""
+"""Uncharged routes from text to tokens and back, in vLLM's form, here or by a server of the model."""
 
 from __future__ import annotations
 

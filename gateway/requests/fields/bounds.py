@@ -1,7 +1,4 @@
-"""Bounds of request fields that are passed to other servers unchanged. Pure.
-
-A server's parser, grammar compiler and chat template see them unchecked, so size and depth are bounded here.
-"""
+"""Bounds size and depth of request fields that other servers get unchecked. Pure."""
 
 from __future__ import annotations
 

@@ -42,8 +42,7 @@ class Passed:
         return not PROMPT_FIELDS.isdisjoint(self.fields)
 
     def leave_out_idle(self, offers: Collection[str]) -> None:
-        """Removes what asks for nothing and no server takes: nothing is held for it, and our own engine's
-        prompt has none of it. `offers`: the needs that servers meet."""
+        """Removes what asks for nothing and no server takes. `offers`: the needs that servers meet."""
         self.fields = taken_of(self.fields, offers)
 
 
@@ -86,7 +85,7 @@ def _said(names: tuple[str, ...], values: tuple[Any, ...]) -> dict[str, Any]:
 def _with_common(
     request: Sampling, of_kind: Mapping[str, Any], fields: dict[str, Any], needs: dict[str, str]
 ) -> Passed:
-    """`of_kind`: what it says in fields of kinds of servers."""
+    """`of_kind`: the request's fields for particular kinds of servers."""
     format_need = format_needs(request.response_format)
     if format_need:
         fields["response_format"] = request.response_format

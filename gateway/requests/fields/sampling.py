@@ -36,8 +36,7 @@ class _GenerationConfig(msgspec.Struct):
 
 
 def model_defaults(model_dir: Path) -> SamplingParams:
-    """The default sampling by `generation_config.json`; without the file, OpenAI's. Raises `Invalid` naming
-    file and field."""
+    """By `generation_config.json`; without it, OpenAI's. Raises `Invalid` naming file and field."""
     file = model_dir / "generation_config.json"
     if not file.is_file():
         return OPENAI_DEFAULTS
@@ -61,7 +60,6 @@ def said_sampling(request: Sampling) -> dict[str, Any]:
 
 @cache
 def _said_of(kind: type[Sampling]) -> tuple[tuple[str, ...], attrgetter[tuple[Any, ...]]]:
-    """The sampling fields of a kind of request, and their reader."""
     names = tuple(name for name in _NAMES if name in kind.__struct_fields__)
     return names, attrgetter(*names)
 

@@ -50,9 +50,8 @@ def endpoint_needs(model: ServedModel, endpoint: Endpoint, param: str) -> dict[s
 
 
 def require_servers(model: ServedModel, needs: Mapping[str, str]) -> None:
-    """`needs`: see `Passed`. Raises `ApiError` if no available server can take a request with them: 503 if
-    one that is down could, or if it is not known yet, else 400. While no server is up every request is
-    accepted."""
+    """Raises `ApiError` if no server that is up can take the request: 503 if one that is down could, or if
+    that is unknown, else 400. While no server is up every request is accepted. `needs`: see `Passed`."""
     servers = model.servers or (OWN_ENGINE,)
     able = [server for server in servers if server.capabilities.lacks(needs) is None]
     if any(capabilities.is_up for capabilities in able):
@@ -108,7 +107,6 @@ def _refusal(
 
 
 def _lacking(server: ServerOffer, needs: Mapping[str, str]) -> str:
-    """What one server does not take, and the remedy."""
     found = server.capabilities
     missing = [need for need in needs if need not in found.offers]
     for need, what in TASKS.items():

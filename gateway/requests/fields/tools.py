@@ -35,8 +35,7 @@ def require_name(name: object, path: str) -> str:
 
 
 def tool_fields(request: ChatCompletionRequest) -> tuple[dict[str, Any], dict[str, str]]:
-    """The fields to pass for a request's tools, and its needs by field. Without tools nothing is passed:
-    servers refuse an empty list. Raises `ApiError`."""
+    """Fields to pass and needs by field; none without tools: servers refuse []. Raises `ApiError`."""
     tools, choice = request.tools, request.tool_choice
     if choice is None or choice == "none" or choice == "auto":
         forced: Capability | None = None

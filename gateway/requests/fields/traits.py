@@ -20,8 +20,7 @@ def traits_of(
     tenant_id: str,
     user: str | None,
 ) -> Features:
-    """The features by the first prompt: all sequences count as alike. `max_tokens`: None if the client set no
-    length; `user`: the end user."""
+    """By the first prompt: all sequences count as alike. `max_tokens` None: the client set no length."""
     text, turns = "", 1
     if wording is not None and wording.messages is not None:
         text, turns = last_asked(wording.messages), len(wording.messages)

@@ -64,7 +64,6 @@ class LargeBody:
             self._taken = num_bytes
 
     def close(self) -> None:
-        """Idempotent."""
         if self._taken:
             self._bodies.give_back(self._tenant_id, self._taken)
             self._taken = 0

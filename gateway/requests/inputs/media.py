@@ -1,7 +1,6 @@
-"""Non-text parts of messages (images, sounds, videos, files): checked, bounded, passed on unchanged, held
-with a margin. Pure.
+"""Non-text parts of messages (images, sounds, videos, files): checked, bounded, passed on. Pure.
 
-Most are a URL: their bytes in base64 (`data:`), or an address, which the server fetches and this gateway
+Held with a margin. Most are a URL: base64 (`data:`), or an address, which the server fetches and this gateway
 never does. They are in no counted prompt and in no log.
 """
 
@@ -112,8 +111,7 @@ def _require_url(url: str, path: str, kind: str, config: GatewayConfig) -> None:
 
 
 def _has_public_name(url: str) -> bool:
-    """By its spelling, more strictly than servers read URLs: no number in any notation, no user, no encoded
-    letter. What the name resolves to only the server knows."""
+    """By its spelling, more strictly than servers read URLs; what it resolves to only the server knows."""
     name = PUBLIC_HOST.match(url.lower())
     return name is not None and name["top"] not in PRIVATE_TOPS
 
@@ -176,8 +174,7 @@ def text_of(content: object) -> str:
 
 
 def media_ids(messages: Sequence[dict[str, Any]], tokens_each: int) -> list[int]:
-    """What is held for them: at least `tokens_each` ids of each, alike for the same content, more for long
-    non-images."""
+    """Held: at least `tokens_each` ids of each, alike for the same content; more for long non-images."""
     found: list[int] = []
     for name, content in contents_of(messages):
         more = 0 if name == "image_url" else len(content) // CHARACTERS_PER_TOKEN

@@ -1,8 +1,7 @@
 """What is held for parts of a request that its server writes into the prompt in a way that is not known here.
 
-Tools, arguments of a chat template and the like become text by the server's own template. They are held as
-the tokens of their JSON, written widely, and a part more; the server's usage decides. Pure but for
-tokenising.
+Tools, arguments of a chat template and the like become text by the server's own template. Held are the tokens
+of their JSON, written widely, and a part more; the server's usage decides. Pure but for tokenising.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ OTHER_TOKENS = 64
 """The same of any other field."""
 THOUGHTS = ("reasoning", "reasoning_content")
 OF_ANSWERS = (*THOUGHTS, "refusal", "annotations")
-"""Fields of an assistant's message that SDKs send back: some servers' templates write them, others' and our
-own engine's leave them out."""
+"""Fields of an assistant's message that SDKs send back; only some servers' templates write them."""
 PART_TOKENS = 8
 """Held for each text of a message that has several."""
 PART_MORE = 4
@@ -46,8 +44,7 @@ def margin_ids(fields: Mapping[str, Any], names: Iterable[str], counter: TextCou
 
 
 def as_counted(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """The conversation as the template here counts it: texts in parts on lines of their own, without images,
-    thoughts and the like."""
+    """The conversation as counted here: text parts on lines of their own, without images and thoughts."""
     if is_plain(messages):
         return messages
     return [
@@ -75,8 +72,7 @@ def is_rendered_there(messages: Sequence[dict[str, Any]]) -> bool:
 
 
 def message_margin_ids(messages: Sequence[dict[str, Any]], counter: TextCounter) -> list[int]:
-    """What is held for thoughts and the like, and for what a template writes between texts in parts. Raises
-    `PromptRefused`."""
+    """Held for thoughts and the like, and for text between parts. Raises `PromptRefused`."""
     found: list[int] = []
     for message in messages:
         for text in _beside_text(message):
@@ -89,7 +85,6 @@ def message_margin_ids(messages: Sequence[dict[str, Any]], counter: TextCounter)
 
 
 def _beside_text(message: Mapping[str, Any]) -> list[str]:
-    """What an assistant's message has beside its content and its calls, as text."""
     if message.keys().isdisjoint(OF_ANSWERS):
         return []
     found = [message[name] for name in OF_ANSWERS if message.get(name)]

@@ -119,8 +119,7 @@ class _Prompt:
         self.tokens += [0] * MARGIN_TOKENS
 
     def tokens_of(self, item: str | list[int], param: str, beside: int = 0) -> list[int]:
-        """The tokens of one input, which with `beside` tokens fits into the model's context. Raises as
-        `add`."""
+        """One input's tokens, which with `beside` more fit into the context. Raises as `add`."""
         model, before = self._context.model, len(self.tokens) + beside
 
         def fits(tokens: int, is_exact: bool) -> None:

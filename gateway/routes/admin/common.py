@@ -38,7 +38,6 @@ CHANGE: dict[str, Any] = WRITE | {
 """For changes of an object that may exist."""
 WITHDRAW = CHANGE | {"body": Withdrawal, "body_is_optional": True}
 PAGED: dict[str, Any] = READ | {"parameters": {"limit": between(1, MAX_PAGE)}}
-"""For lists in pages."""
 PAGES = (
     f"At most `limit` rows, up to {MAX_PAGE}; `next_cursor` gives the next page as `cursor`, with the same"
     " filter."
@@ -55,8 +54,7 @@ _TAG = re.compile(r'(W/)?"([\x21\x23-\x7e]*)"')
 async def changed(
     request: Request, shown: Mapping[str, Any], status: int = 200, *, stored: Mapping[str, Any] | None = None
 ) -> Response[bytes]:
-    """Answers once the change is in force in every gateway; `not_in_force_on` names those that have not
-    confirmed it in time. `stored`: the object as stored, for its tag; None: it is gone."""
+    """Answers once it is in force everywhere, or names late gateways. `stored`: for the tag; None: gone."""
     late = await gateway_of(request).directory.changed()
     answer = json_response({**shown, "not_in_force_on": late} if late else shown, status)
     return answer if stored is None else tagged(answer, stored)
@@ -85,7 +83,7 @@ def if_match(request: Request) -> IfMatch:
 
 
 async def named(request: Request, shown: Mapping[str, Any]) -> dict[str, Any]:
-    """With names beside ids."""
+    """Adds names to ids."""
     return (await admin_of(request).with_names([shown]))[0]
 
 

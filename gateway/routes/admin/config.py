@@ -87,7 +87,6 @@ async def apply_config(request: Request, dry_run: FromQuery[bool] = False) -> Re
 
 
 def file_of(gateway: Gateway, checked: Callable[[StoredPolicy], StoredPolicy]) -> ConfigFile:
-    """`checked`: validates policies."""
     deps = gateway.deps
     terms = PlanTerms(deps.admin.tier_multipliers, gateway.policy.settings, checked)
     return ConfigFile(deps.database, deps.admin, terms, deps.wall_clock)

@@ -1,7 +1,6 @@
 """Every admin route but those of requests.
 
-Changes go through `tenants.admin.admin`, which also audits them, and are in force in this gateway before they
-are answered.
+Changes go through `tenants.admin.admin`, which audits them, and are in force here before the answer.
 """
 
 from gateway.routes.admin import (

@@ -100,7 +100,6 @@ async def list_moves(
 
 
 async def _stored(gateway: Gateway) -> dict[str, object]:
-    """The policy stored in the database, for its tag."""
     stored = await gateway.deps.admin.stored_policy()
     return (stored or gateway.policy.settings).as_json()
 

@@ -49,9 +49,8 @@ def exhaustion_of(state: LimitState, now_us: int, recent: Sequence[ObservedUse] 
 
 
 async def recent_use(admin: Admin, limit: Limit, now_us: int) -> list[ObservedUse]:
-    """Use of a tenant's window in this hour and the previous one, of a project's or key's in this day and the
-    previous: as finely as sums of usage are kept. Empty for other limits, and while the database is
-    unavailable."""
+    """Use of a tenant's window in this and the previous hour, of a project's or key's in this and the
+    previous day. Empty for other limits, and while the database is unavailable."""
     begin_us = _recent_since_us(limit, now_us)
     if begin_us is None:
         return []

@@ -25,9 +25,8 @@ _OF_OPERATORS = ("tenant_id", "override", "thresholds")
 async def uses(
     gateway: Gateway, limits: Sequence[Limit], end_user: str = "", *, beside: Sequence[Limit] = ()
 ) -> dict[str, dict[str, Any]]:
-    """By limit id, the use of each limit; of an end user default that of `end_user`, else how many have
-    counters. At most `MAX_USES_SHOWN`; empty while the quota store is unavailable. `beside`: limits that may
-    bind before these."""
+    """Use by limit id, at most `MAX_USES_SHOWN`; of an end user default that of `end_user`, else how many
+    have counters. Empty while the quota store is unavailable. `beside`: limits that may bind before these."""
     store, chosen = gateway.deps.quota_store, limits[:MAX_USES_SHOWN]
     resolved = _of_end_user([*chosen, *beside], end_user)
     try:

@@ -64,10 +64,7 @@ async def policy_of(gateway: Gateway, decisions: int, steps: int = 0) -> dict[st
 async def change_policy(
     gateway: Gateway, actor: Actor, wanted: PolicyChange, if_match: IfMatch = None
 ) -> None:
-    """Changes the policy of the queue and of every engine, in all gateways of the database.
-
-    Raises ValueError, `Invalid` or `PreconditionFailed` before anything has changed.
-    """
+    """Changes it in all gateways; before that raises ValueError, `Invalid`, `PreconditionFailed`."""
     if wanted.from_settings:
         if wanted.policy or wanted.options or wanted.template:
             raise BadOption("from_settings gives up what is stored: it takes no policy, options or template")

@@ -25,8 +25,7 @@ _COUNTS = ("dispatched", "finished", "service_cost", "running_output_tokens", "i
 
 
 async def status_of(gateway: Gateway, *, active_only: bool = False) -> dict[str, Any]:
-    """Counters are the queue's: scaled cost tokens per weight. `active_only`: only active or recently served
-    tenants, without their limits."""
+    """Counters: cost tokens per weight. `active_only`: only active or recently served tenants, no limits."""
     deps = gateway.deps
     queues = [pool.flow for pool in gateway.pools.values()]
     states = {} if active_only else await _limit_states(gateway)
@@ -85,8 +84,7 @@ async def _limit_states(gateway: Gateway) -> dict[str, list[dict[str, Any]]]:
 def _tiers(
     gateway: Gateway, flow: TenantFlow, shares: Mapping[TenantTier, tuple[float, float]]
 ) -> dict[str, dict[str, Any]]:
-    """A tenant's active or recently served tiers: its part of the tier's service against the fair one, and
-    waits as told and as happened."""
+    """Active or recently served tiers: share of service against the fair one, estimated and real waits."""
     rows: dict[str, dict[str, Any]] = {}
     for tier, rank in TIER_RANKS.items():
         share = shares.get((flow.tenant_id, rank))

@@ -92,8 +92,7 @@ def find_replica(gateway: Gateway, name: str) -> tuple[str, Upstream]:
 
 
 def find_drain(gateway: Gateway, name: str) -> Drain:
-    """The drain of the replica of this name: this gateway's, else one that only others have. Raises
-    `NotFound`, `Invalid` if several others' have the name."""
+    """The drain of this gateway's replica, else of others'. Raises `NotFound`, `Invalid` if ambiguous."""
     try:
         pool, upstream = find_replica(gateway, name)
     except NotFound:

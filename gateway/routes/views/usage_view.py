@@ -22,7 +22,7 @@ AMOUNTS_SHOWN = (
 
 
 async def shown_usage(admin: Admin, asked: UsageAsked, cursor: str | None, limit: int) -> dict[str, Any]:
-    """One page of an answer, with names beside ids. Raises `Invalid`, `NotFound`."""
+    """One page of an answer, with names added to ids. Raises `Invalid`, `NotFound`."""
     page = await admin.read_usage(asked, cursor=cursor, limit=limit)
     answer = page.as_json()
     return answer | {"data": await admin.with_names(answer["data"])}
