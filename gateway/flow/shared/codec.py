@@ -1,7 +1,4 @@
-"""Encodes messages to a shared pool and decodes its answers.
-
-MessagePack, as `lua/9_exchange.lua` reads and writes it. No I/O.
-"""
+"""Encodes messages to a shared pool and decodes its answers: MessagePack, as `lua/9_exchange.lua`. No I/O."""
 
 from __future__ import annotations
 
