@@ -151,7 +151,7 @@ class IdempotencyKeys:
             ) from None
 
     async def _never_began(self, found: Claimed) -> str:
-        """Another gateway's request, if nothing was or can be charged for it. Raises `ApiError` otherwise."""
+        """Another gateway's request id, if nothing was or can be charged. Raises `ApiError` otherwise."""
         if found.gateway_id != self._deps.gateway_id:
             stale_s = self._deps.config.gateway_stale_s
             seen = await self._deps.registry.seen()

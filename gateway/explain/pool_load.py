@@ -27,7 +27,7 @@ MAX_ENDS = 20_000
 SILENT_S = 10.0
 """A gateway with requests reports every half second; after this silence its requests are over."""
 KNOWN_AFTER_S = 1.5
-"""Older events have been heard from everywhere, unless a gateway is late."""
+"""Older events have arrived from all gateways, unless one is late."""
 
 
 class ToldArrival(msgspec.Struct, frozen=True, array_like=True):

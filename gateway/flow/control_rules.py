@@ -178,7 +178,7 @@ class ControlState:
     """
 
     values: Mapping[str, float]
-    """Where each knob stands; brakes, which every gateway knows itself, are not in it."""
+    """Position of each knob, without brakes, which every gateway knows itself."""
     rests: Mapping[str, float]
     turned: Mapping[str, tuple[float, int]]
     """By knob: when it last moved, and which way."""

@@ -251,8 +251,8 @@ class InFlightRequests:
         )
 
     def below(self, tenant_id: str) -> int:
-        """How far below a waiting tenant one may stand that was idle: as the other stands by what it had, and
-        before it where something of it is in flight."""
+        """How far below a waiting tenant one that was idle may start: at that one's counter by what it had,
+        and before it where something of it is in flight."""
         return max(self.ahead.of(tenant_id), int(tenant_id in self.ahead))
 
     def get(self, entry_id: str) -> InFlight | None:

@@ -67,7 +67,7 @@ class QueueFull:
 
 @dataclass(frozen=True, slots=True)
 class Displaced:
-    """A request of a lower tier that stood in a replica's window when a higher tier was let in beyond it."""
+    """A request of a lower tier in a replica's window when a higher tier exceeded that."""
 
     entry_id: str
     tenant_id: str

@@ -123,7 +123,7 @@ Part = Mapping[str, Any]
 
 class CountedDelta(Delta, frozen=True, omit_defaults=True):
     parts: tuple[Part, ...] = ()
-    """In order of arrival; they stand before `text`."""
+    """In order of arrival, before `text`."""
 
 
 class ServerLogprob(TokenLogprob, frozen=True, array_like=True):

@@ -24,7 +24,7 @@ class BufferedChunk:
     size: int = 0
     """In bytes: roughly its memory."""
     parts: tuple[Part, ...] = ()
-    """What is not plain text; it stands before `text`."""
+    """What is not plain text; comes before `text`."""
 
 
 def joined(pieces: Sequence[BufferedChunk]) -> BufferedChunk:

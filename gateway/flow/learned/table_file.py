@@ -17,7 +17,7 @@ MOST_FILE_BYTES = 1 << 16
 
 
 class BadLearnedTable(ValueError):
-    """A file that is no table of this version; the message says what is wrong and the way out."""
+    """Not a table of this version; the message has the reason and the remedy."""
 
 
 class TableEntry(Struct, frozen=True, forbid_unknown_fields=True):

@@ -108,7 +108,7 @@ class GivenTurn(msgspec.Struct, frozen=True, array_like=True):
     had: int = 0
     """`place_counter` less what all gateways charged the tenant ahead, as of their last words."""
     heard: int = 0
-    """The last serial number of its service at that engine that a gateway told of; see `Dispatch`."""
+    """The last serial number of its service at that engine that a gateway reported; see `Dispatch`."""
     engine_life: str = ""
 
 

@@ -157,7 +157,7 @@ class PoolSession:
         self._acts.append(["finish", entry_id, cost])
 
     def _had(self, tenant_id: str, amount: int) -> None:
-        """A tenant had service: no news by itself, but told with the next."""
+        """A tenant had service: sent with the next message, not by itself."""
         self._served[tenant_id] = self._served.get(tenant_id, 0) + amount
 
     def _heard(self, replica_id: str, life: str, service: Mapping[str, TenantShare]) -> None:

@@ -31,7 +31,7 @@ AGAIN_AFTER_S = 5.0
 """Least pause after a refusal or while something is untried; doubles up to `TRY_EVERY_S` while nothing new
 shows, so that repeated refusals cost the server no more."""
 UNTRIED_AFTER_S = 60.0
-"""At the latest while something is untried: requests that need it are told to come again."""
+"""Longest pause while something is untried: clients that need it are asked to retry."""
 MOST_TRIAL_S = 30.0
 VECTORS = frozenset({Capability.EMBEDDINGS, Capability.RERANK})
 TRIED = frozenset(Capability) - {Capability.TEXT}

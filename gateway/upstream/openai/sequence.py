@@ -145,7 +145,7 @@ class OpenAISequence:
         return self._error is not None
 
     def stopping(self, cause: str) -> None:
-        """The server was asked to end it; its last word, with the real count, is awaited for `STOP_S`."""
+        """The server was asked to end it: waits up to `STOP_S` for its end, with the real count."""
         if not self._is_over and not self._stop_cause:
             self._stop_cause = cause
             self._stop_timer = self._loop.call_later(STOP_S, self.cancel, cause)
@@ -297,7 +297,7 @@ class OpenAISequence:
         self._pass_on()
 
     def _ended_early(self) -> None:
-        """The server's plug-in ended it at its lease: it had heard nothing from this gateway for too long."""
+        """The server's plug-in ended it at its lease, as this gateway was silent for too long."""
         self._pass_on()
         self._error = UpstreamFailed("it ended the answer at its lease: it lost contact with the gateway")
         self._leave()

@@ -274,8 +274,8 @@ class OpenAIUpstream:
         self._client.close()
 
     async def ask(self, path: str, fields: Mapping[str, Any]) -> bytes:
-        """The body of its answer to a question beside its sequences, which says nothing of its health: a few
-        at a time. Raises `CapabilityLost` where it has no such path, `SequenceRefused`, `UpstreamFailed`."""
+        """The answer to a question beside sequences, a few at a time; its health is not judged by it. Raises
+        `CapabilityLost` without such a path, `SequenceRefused`, `UpstreamFailed`."""
         timeout_s = self.server.timeouts.probe_s
         body = openai_request.encode({**fields, "model": self.server.model})
         try:
@@ -477,7 +477,7 @@ class OpenAIUpstream:
         return monitor.refusal or monitor.silence or ("" if self._link is None else self._link.refusal)
 
     def _stop(self, sequence: OpenAISequence, cause: str) -> None:
-        """Ends a sequence. A plug-in ends it within a step, and the stream brings the last word."""
+        """A plug-in ends it within a step, and the stream still brings the end."""
         sequence_id = sequence.submit.sequence_id
         if self._link is not None and self._link.runs(sequence_id):
             self._link.cancel(sequence_id, cause)
