@@ -24,8 +24,7 @@ LEASE_ROUNDS = 3
 LEAST_LEASE_S = 10.0
 
 Look = Callable[[int], Awaitable[tuple[list[Condition], set[str]]]]
-"""Conditions now (Unix microseconds), and the subjects for which they are complete. Raises
-`DatabaseUnavailable`."""
+"""Conditions now (Unix µs), and the subjects for which they are complete. Raises `DatabaseUnavailable`."""
 
 
 class AlertEvaluator(BackgroundWriter):

@@ -24,8 +24,7 @@ class AlertFigures:
         holds_overdue: Callable[[], int],
         audit_complaint: Callable[[], str],
     ) -> None:
-        """`holds_overdue`: holds of dead gateways; `audit_complaint`: why the audit is not signed, or
-        empty."""
+        """`holds_overdue`: of dead gateways; `audit_complaint`: why the audit is not signed, or empty."""
         self._deps = deps
         self._fleet = fleet
         self._holds_overdue = holds_overdue

@@ -41,8 +41,7 @@ class ActiveBrakes:
         self._following = asyncio.Lock()
 
     async def start(self) -> None:
-        """Applies what is stored, even nothing: an engine may still have an earlier brake. Raises
-        `DatabaseUnavailable`."""
+        """Applies what is stored, even nothing: engines may have old brakes. Raises `DatabaseUnavailable`."""
         await self._read()
         self._apply(self._in_force())
 

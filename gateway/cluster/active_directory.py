@@ -1,8 +1,7 @@
 """Applies the directory's current revision in this gateway and confirms it to the others.
 
-An admin act is in force when every gateway has confirmed its revision in its row of the database: its copy of
-the directory has it, and it was applied to waiting and running requests. Routes and commands wait for that
-(`GatewayRegistry.not_serving`).
+An admin act is in force when every gateway has confirmed its revision in its database row: it was applied to
+its copy of the directory and to waiting and running requests (`GatewayRegistry.not_serving`).
 """
 
 from __future__ import annotations

@@ -44,7 +44,6 @@ class ActivePolicy:
         pools: Callable[[], Collection[ModelPool]],
         controls: Callable[[], Collection[ControlLoop]] = tuple,
     ) -> None:
-        """`controls`: of the same pools."""
         config = deps.config
         self.settings = StoredPolicy(config.policy, config.policy_options.changed())
         """From the settings."""
@@ -86,7 +85,6 @@ class ActivePolicy:
         await self._tell_engines()
 
     async def follow(self) -> None:
-        """Follows a change made by another gateway."""
         async with self._changing:
             await self._follow()
 
@@ -109,9 +107,8 @@ class ActivePolicy:
     async def change(self, actor: Actor, wanted: StoredPolicy | None, if_match: IfMatch = None) -> None:
         """Stores and activates the policy; None: removes the stored one.
 
-        Raises ValueError (`UnknownPolicy`, `BadOption`, `BadTable`, `BadLearnedTable`, `NeedsTable`, or an
-        engine's refusal), `Invalid`, `PreconditionFailed` or `DatabaseUnavailable` before anything has
-        changed.
+        Before any change raises ValueError (`UnknownPolicy`, `BadOption`, `BadTable`, `BadLearnedTable`,
+        `NeedsTable`, an engine's refusal), `Invalid`, `PreconditionFailed` or `DatabaseUnavailable`.
         """
         async with self._changing:
             await self._change(actor, wanted, if_match)
@@ -171,8 +168,7 @@ class ActivePolicy:
             raise BadLearnedTable(misfits[0])
 
     def _take_table(self) -> None:
-        """Gives the control loops the table of a learned policy; without a usable one they act as hybrid
-        does."""
+        """Gives the control loops a learned policy's table; without a usable one they act as hybrid."""
         table, problem, is_learned = None, "", self.now.name in LEARNED_POLICIES
         try:
             table = learned_table_of(self.now.name, self._options(self.now))

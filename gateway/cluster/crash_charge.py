@@ -39,8 +39,8 @@ class CrashCharge(msgspec.Struct, frozen=True):
 
 
 def is_known(request_id: str, model: str, progress: Progress, lives: Set[str]) -> bool:
-    """Whether engines without an outcome of a request have emitted nothing for it. `lives`: of the engines
-    asked now; `progress`: the dead gateway's last record."""
+    """Whether nothing was emitted, for certain. `lives`: of the engines asked; `progress`: its last
+    record."""
     sent = progress.requests.get(request_id)
     if sent is not None:
         return sent.engine in lives and not sent.output_tokens
@@ -55,8 +55,7 @@ def reckon(
     progress: Progress | None = None,
     lives: Set[str] = frozenset(),
 ) -> CrashCharge:
-    """The charge from all outcomes that any engine kept of this request. `progress` None: it was certainly
-    never sent. Raises `UnknownPrice`."""
+    """The charge from all engines' outcomes. `progress` None: never sent. Raises `UnknownPrice`."""
     held = open_request.held
     detail: dict[str, Any] = {
         "held": as_list(held),

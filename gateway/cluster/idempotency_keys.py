@@ -151,8 +151,7 @@ class IdempotencyKeys:
             ) from None
 
     async def _never_began(self, found: Claimed) -> str:
-        """The request of another gateway's run, if nothing was or can still be charged for it. Raises
-        `ApiError` otherwise."""
+        """Another gateway's request id, if nothing was or can be charged. Raises `ApiError` otherwise."""
         if found.gateway_id != self._deps.gateway_id:
             stale_s = self._deps.config.gateway_stale_s
             seen = await self._deps.registry.seen()

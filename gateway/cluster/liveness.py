@@ -1,9 +1,8 @@
 """Liveness of this gateway and the others, from the registry's heartbeats. Pure.
 
-A gateway that was silent for `stale_s` may be taken for dead and its reservations settled by another. So a
-gateway that could not write its heartbeat starts no waiting request (`require`). And it takes no other for
-dead before it has itself been in touch for `stale_s`: after an outage of the database every gateway gets the
-time to write its heartbeat.
+A gateway silent for `stale_s` may be taken for dead and its reservations settled by another, so one that
+could not write its heartbeat starts no waiting request (`require`). It takes no other for dead before having
+been in touch for `stale_s` itself, so that all can write theirs after a database outage.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from tenants.directory.gateways import GatewaySeen
 from tenants.errors import DatabaseUnavailable
 
 MARGIN_S = 2.0
-"""Between the last moment to start something and the first to be taken for dead: what was sent until then has
-arrived."""
+"""From the last start to the first chance to be taken for dead: what was sent has arrived by then."""
 
 
 class Liveness:

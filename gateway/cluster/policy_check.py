@@ -18,8 +18,7 @@ from tenants.admin.policy import StoredPolicy
 
 
 def parsed_policy(wanted: StoredPolicy) -> StoredPolicy:
-    """The policy with its changed options. Opens no file: a read-only caller must not choose files, so tables
-    are checked when stored. Raises ValueError."""
+    """The policy with its changed options. Opens no file: that is done when storing. Raises ValueError."""
     options = parsed_options(dict(wanted.options)).changed()
     if wanted.name not in TABLE_POLICIES:
         make_policy(

@@ -1,7 +1,6 @@
 """Writes what this gateway's running requests have used, at least once a second.
 
-The last report if gateway and engine die together (`gateway/cluster/crash_charge.py`). One row, overwritten
-when something changed.
+The last report if gateway and engine die together (`crash_charge.py`). One row, overwritten.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Settles the requests that a dead gateway left open.
 
-A reserve row without a settle row and without a live owner: its gateway died. The engine knows what it
-emitted: it outlives its gateways, cancels what is not read, and keeps every outcome until its settlement is
-acknowledged. So
+A reserve row without a settle row and without a live owner: its gateway died. The engine outlives its
+gateways, cancels what is not read, and keeps every outcome until its settlement is acknowledged. So
 
 - a gateway that starts settles what its earlier life left (`recover`), and again whenever an engine comes
   (back) that could not be asked before (`sweep`);
@@ -55,8 +54,7 @@ class _Inventories:
     """Unreachable, or with more outcomes to fetch."""
 
     def may_know(self, model: str, pools: Iterable[PoolSpec]) -> bool:
-        """Whether an engine that was not asked may hold an outcome of `model`. A name that is no pool's, such
-        as an alias, may mean any."""
+        """Whether an unasked engine may know of `model`; a name of no pool (an alias) may mean any."""
         if not self.unasked:
             return False
         named = [pool for pool in pools if pool.name == model]
@@ -73,7 +71,6 @@ class _Inventories:
         return {engine_life(upstream.ready) for upstream, _ in self.inventories} - {""}
 
     def is_connected(self, gateway_id: str) -> bool:
-        """Whether some engine is still connected to this gateway."""
         return any(gateway_id in inventory.gateways for _, inventory in self.inventories)
 
 
@@ -96,8 +93,7 @@ async def recover(deps: GatewayDeps, earlier: Progress) -> RecoveryReport:
 
 
 async def sweep(deps: GatewayDeps, live: Container[str], earlier: Progress | None) -> RecoveryReport:
-    """`recover` while serving: requests in `live` (looked up late, as they come and go) are not touched.
-    `earlier` None: nothing of an earlier life is open."""
+    """`recover` while serving: leaves requests in `live` alone. `earlier` None: nothing old is open."""
     report = RecoveryReport()
     page = await _own_open_requests(deps)
     orphans = [open_request for open_request in page if open_request.request_id not in live]
@@ -221,8 +217,7 @@ async def _settle_one(
 
 
 async def _ask(upstreams: Iterable[Upstream], live: Container[str], *, adopt: bool = False) -> _Inventories:
-    """Every engine's outcomes, once nothing outside `live` runs. Only the gateway with the right to settle
-    for the dead adopts: otherwise two would each see half of the outcomes."""
+    """All outcomes, once nothing outside `live` runs. Only the gateway entitled to settle adopts."""
     engines = _Inventories()
     for upstream in upstreams:
         try:

@@ -1,7 +1,4 @@
-"""Folds the ledger into sums of usage, in the background.
-
-Gateways may fold at once: the position's lock lets one of them work.
-"""
+"""Folds the ledger into sums of usage, in the background; a lock lets one gateway work."""
 
 from __future__ import annotations
 
@@ -16,8 +13,7 @@ from tenants.storage.database import Database
 from tenants.usage.fold import fold, purge_hours, unfolded_since_us
 
 MOST_ROUNDS = 50
-"""Transactions per turn: after an upgrade a long ledger is folded over many turns, between which others
-write."""
+"""Transactions per turn, so that others can write while a long ledger is folded."""
 
 
 class UsageFolder(BackgroundWriter):

@@ -1,13 +1,11 @@
 """Admission control: refuses requests that would be late, or above their clients' bounds.
 
-By its client's bounds on the estimate, and by the client's or the tier's deadline, always
-(`flow/deadline_check.py`); by the targets of tier and tenant only where the setting `admission` or the
-control loop says so, as many clients prefer a late answer to none. A redeemed quote is never refused for a
-target; nor is one in `TRIED_ONE_IN` of the requests that a target refuses, and in `DOUBTED_ONE_IN` if the
-median keeps it.
+Always by its client's bounds and the client's or the tier's deadline (`flow/deadline_check.py`); by targets
+only where the setting `admission` or the control loop says so, as many clients prefer a late answer to none.
+A target never refuses a redeemed quote, nor one in `TRIED_ONE_IN` of the requests that would miss it
+(`DOUBTED_ONE_IN` where the median keeps it).
 
-While no step of its servers was timed a forecast refuses nothing. A bound on the wait is kept by the clock
-then: the request leaves the queue when it has waited so long.
+Until its servers' steps are timed a forecast refuses nothing; a bound on the wait is then kept in the queue.
 """
 
 from __future__ import annotations
@@ -68,8 +66,7 @@ class EstimateExceeds(Exception):
 
 
 def require_bounds(call: Call, estimate: Estimate | None, prices: PriceBook) -> None:
-    """Raises `EstimateExceeds` for an estimate above the client's bounds, `ApiError` (400) for a bounded wait
-    without an estimate, `UnknownPrice`."""
+    """Raises `EstimateExceeds`, `UnknownPrice`; `ApiError` (400) for a bounded wait without estimate."""
     if call.max_wait_s is not None:
         if estimate is None:
             raise errors.estimates_off(
@@ -100,8 +97,7 @@ def dollars(nanousd: int) -> str:
 
 
 class TargetGate:
-    """Refuses requests that would miss a target. The control loop sets its strictness and reads its averages
-    (`control_rules.py`). Pure; one writer."""
+    """Refuses requests that would miss a target; the control loop sets its strictness. Pure; one writer."""
 
     def __init__(self, strictness: float = 0.0) -> None:
         self.strictness = strictness
@@ -181,13 +177,11 @@ class Admission(TargetGate):
             raise TargetUnreachable(late)
 
     def refused(self, call: Call, cause: BaseException) -> None:
-        """A request is refused for good, not taken by another pool of its chain: a refusal by a target is a
-        miss."""
+        """The request is refused by all pools of its chain; for a target, that counts as a miss."""
         if isinstance(cause, NoneTook):
             cause = cause.first
         if isinstance(cause, TargetUnreachable):
             self._on_refused(call.principal.tenant_id, call.tier, METRICS[cause.late.what])
 
     def ended(self, call: Call, took_s: Mapping[str, float], now_s: float) -> None:
-        """As `learn`."""
         self.learn(self.targets_s(call.principal.tenant_id, call.tier), took_s, now_s)

@@ -1,8 +1,4 @@
-"""Carries the messages of a shared queue's control loop to Redis, one round trip each.
-
-The asynchronous edge of `flow/shared/control_session.py`, which decides what counts while Redis does not
-answer.
-"""
+"""Carries the messages of a shared queue's control loop to Redis, one round trip each."""
 
 from __future__ import annotations
 

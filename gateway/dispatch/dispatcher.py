@@ -1,7 +1,6 @@
 """Wakes waiting requests when the queue dispatches them.
 
-The asynchronous edge of the queue (`queue_backend.py`): passes in time and the engines' sizes, and resolves
-the futures of dispatched requests. Decides nothing.
+The asynchronous edge of the queue (`queue_backend.py`). Decides nothing.
 """
 
 from __future__ import annotations
@@ -107,7 +106,6 @@ class Dispatcher:
 
     @property
     def has_engine(self) -> bool:
-        """Whether an upstream serves and is not drained."""
         return any(takes_turns(upstream) for upstream in self._upstreams.values())
 
     def no_engine(self) -> NoEngineAvailable:
@@ -135,7 +133,6 @@ class Dispatcher:
         return sizes
 
     def start(self) -> None:
-        """Starts dispatching, and watching deadlines."""
         self._backend.start()
         self._task = asyncio.create_task(
             every(SWEEP_S, self._sweep, log, "the dispatcher's sweep failed; it goes on"),
@@ -165,9 +162,8 @@ class Dispatcher:
             raise QueueRefused(full)
 
     def line_up(self, ticket: Ticket) -> asyncio.Future[Turn]:
-        """Queues a request; its turn may have come already. The caller must `leave` afterwards, also when it
-        gives up. If its turn came at that very moment, it counts as dispatched and not begun, and the
-        caller's `finish` ends it.
+        """Queues a request; its turn may have come already. The caller must `leave` afterwards, also when
+        giving up; a turn at that moment counts as dispatched, and the caller's `finish` ends it.
 
         The future, or this call, raises `QueueRefused`, `QueueExpired`, `NoEngineAvailable`,
         `CapabilityLost`, `QuotaStoreUnavailable`, `Closing`.
@@ -190,8 +186,7 @@ class Dispatcher:
         self._backend.cancel(entry_id, self._clock())
 
     def move(self, entry_id: str, tier: int, deadlines_s: Deadlines | None = None) -> bool:
-        """Gives a waiting request another tier, by its rank, and its deadlines there; False if it does not
-        wait."""
+        """Changes a waiting request's tier (a rank) and deadlines; False if it does not wait."""
         moved = self._backend.move(entry_id, tier, self._clock(), deadlines_s)
         self.pump()
         return moved
@@ -256,7 +251,6 @@ class Dispatcher:
         self.pump()
 
     def pump(self) -> None:
-        """Dispatches what may go now."""
         self._backend.pump(self._clock())
 
     def _woken(self, turns: list[Dispatch]) -> None:

@@ -1,9 +1,8 @@
 """Backs off tenants whose requests keep failing at a server that answers others. Pure.
 
-Counts consecutive failures that the server's probe showed to be the request's own
-(`UpstreamFailed.is_requests`). From `free` on the tenant's requests to this model are refused: one is let in
-after each pause, and each failure doubles the pause. A success, or a long time without a failure, resets
-everything.
+Counts consecutive failures that are the request's own by the server's probe (`UpstreamFailed.is_requests`).
+From `free` on the tenant's requests are refused but for one after each pause, which doubles with each
+failure. A success, or a long time without failure, resets all.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Shares load reports of a shared pool between gateways through a Redis stream.
 
 Every half second one round trip adds this gateway's report and reads the others'. The stream keeps the last
-`MAX_KEPT` batches, so that a gateway that was cut off, or starts, misses little. Redis stamps each batch and
-returns its time in the same round trip: gateways' clocks are never compared. While Redis does not answer, the
-others' load is unknown.
+`MAX_KEPT` batches for gateways that start or were cut off. Redis stamps each batch and returns its time, so
+clocks are never compared. While it is away the others' load is unknown.
 """
 
 from __future__ import annotations

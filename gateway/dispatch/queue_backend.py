@@ -1,7 +1,4 @@
-"""The queue's interface, and its implementation in this process.
-
-`redis_queue.py` implements it for queues shared by several gateways.
-"""
+"""The queue's interface, and its implementation in this process. Shared queues: `redis_queue.py`."""
 
 from __future__ import annotations
 
@@ -41,8 +38,7 @@ class QueueBackend(Protocol):
         ...
 
     def enqueue(self, ticket: Ticket, now_s: float) -> QueueFull | None:
-        """Queues a request, or refuses it. Raises `ValueError` for a known id, `QuotaStoreUnavailable` if a
-        shared queue is broken."""
+        """Raises `ValueError` for a known id, `QuotaStoreUnavailable` if a shared queue is broken."""
         ...
 
     def cancel(self, entry_id: str, now_s: float) -> bool:
@@ -50,8 +46,7 @@ class QueueBackend(Protocol):
         ...
 
     def move(self, entry_id: str, tier: int, now_s: float, deadlines_s: Deadlines | None = None) -> bool:
-        """Gives a waiting request another tier and its deadlines there; its arrival stays. False if it does
-        not wait."""
+        """Changes a waiting request's tier and deadlines; its arrival stays. False if it does not wait."""
         ...
 
     def expire(self, now_s: float) -> list[Ticket]:
@@ -70,14 +65,10 @@ class QueueBackend(Protocol):
         """The service of a step at an engine, before its tokens are passed to `progress`."""
         ...
 
-    def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
-        """A dispatched request has ended."""
-        ...
+    def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None: ...
 
     @property
-    def may_have_turns(self) -> bool:
-        """Whether `pump` could dispatch anything."""
-        ...
+    def may_have_turns(self) -> bool: ...
 
     def pump(self, now_s: float) -> None:
         """Dispatches what may go after a change, now or soon."""

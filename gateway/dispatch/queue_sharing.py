@@ -1,8 +1,7 @@
 """Opens the queues that this gateway shares with others.
 
-Gateways share the queue of a pool if they have its model, its replicas and their Redis in common. A replica
-that only this gateway reaches (a supervised engine) has no name that others know, and its queue is not
-shared.
+Gateways share a pool's queue if they have its model, replicas and Redis in common; a replica that only this
+one reaches (a supervised engine) prevents that.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """A queue shared by several gateways in Redis.
 
-The asynchronous edge of `flow/shared/protocol.py`: one exchange with Redis at a time carries everything that
-happened here since the last one, and brings the turns. Turns given by another gateway's exchange are
-published to this one. So a request costs one round trip when it arrives; later messages are sent along with
-the quota store's (`board`), and alone only if nothing else is sent for `DEFER_S`. A heartbeat shows that this
-gateway lives, and brings what a broken subscription missed.
+The asynchronous edge of `flow/shared/protocol.py`: one exchange at a time carries all that happened here
+since the last one, and brings the turns; those from another gateway's exchange are published. So a request
+costs one round trip on arrival; later messages go along with the quota store's (`board`), or alone after
+`DEFER_S`. A heartbeat shows that this gateway lives, and brings what a broken subscription missed.
 
-While Redis does not answer no request is dispatched, unless this gateway may go on alone (`store_failure:
-local`) with its own controller. When Redis answers again the gateway rejoins with everything it has; lost
-counters start equal. Redis that refuses messages counts as unavailable; after `BROKEN_AFTER` refusals in a
-row the queue is broken, and its keys are deleted.
+While Redis is away nothing is dispatched, unless this gateway may go on alone (`store_failure: local`). Then
+it rejoins with everything it has; lost counters start equal. Refused messages count as unavailability; after
+`BROKEN_AFTER` in a row the queue is broken, and its keys are deleted.
 """
 
 from __future__ import annotations
@@ -78,9 +76,8 @@ class RedisQueue:
         timeout_s: float = TIMEOUT_S,
         virtual_clock: Callable[[], float] | None = None,
     ) -> None:
-        """`pool`: what gateways that share a queue have in common. `may_go_alone`: this gateway's own
-        controller decides while Redis is unavailable. `virtual_clock` (Unix seconds) replaces the server's
-        clock in tests."""
+        """`pool`: common to the gateways that share a queue. `may_go_alone`: this one decides while Redis is
+        unavailable. `virtual_clock` (Unix seconds): for tests."""
         self.round_trips = 0
         """Exchanges that were sent by themselves."""
         self._session = session
@@ -100,7 +97,6 @@ class RedisQueue:
         self._look_script = self._redis.register_script(codec.look_script())
         self._look_keys = codec.look_keys(prefix, pool)
         self.load = LoadFeed(self._redis, codec.load_key(prefix, pool), clock)
-        """Load reports between gateways; decides nothing."""
         self.control = ControlFeed(self._redis, prefix, pool, gateway_id)
         """Where gateways agree on the control loop's decider and knobs."""
         self.control.is_alone = lambda: self.is_alone
@@ -135,7 +131,6 @@ class RedisQueue:
 
     @property
     def is_alone(self) -> bool:
-        """Redis is unavailable, and this gateway decides alone."""
         return self.is_away and self._may_go_alone
 
     @property
@@ -336,7 +331,6 @@ class RedisQueue:
             self._defer()
 
     def _refused(self, error: Exception) -> None:
-        """Redis rejects the message, or its answer is not understood: everything is sent anew."""
         self._session.refused()
         self._pause_s = RETRY_S * 2 ** min(max(0, self._session.refusals - BROKEN_AFTER), MOST_DOUBLINGS)
         if self._clock() - self._refusal_told_s[self.is_broken] >= TELL_REFUSAL_EVERY_S:

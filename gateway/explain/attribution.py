@@ -80,7 +80,6 @@ FAULTS = frozenset(
         RequestOutcome.LOST,
     }
 )
-"""Failures of ours, or of an upstream."""
 ENDED_BY_CLIENT = frozenset({RequestOutcome.DISCONNECTED, RequestOutcome.CANCELLED, RequestOutcome.WITHDRAWN})
 
 
@@ -109,7 +108,6 @@ class RequestFacts:
     """The same of its last token, without the waits for its reader."""
 
     def at_gateway_s(self, metric: Metric) -> float:
-        """What the gateway and its stores added."""
         match metric:
             case Metric.TTFT:
                 return self.store_s + self.first_lag_s
@@ -123,8 +121,7 @@ class RequestFacts:
         return self.outcome in (RequestOutcome.COMPLETED, RequestOutcome.BUDGET)
 
     def actual_s(self, metric: Metric) -> float | None:
-        """The value to compare with a target. Infinite: never reached, and not because its client left. None:
-        unknown, as its client left before."""
+        """To compare with a target. Infinite: never reached; None: unknown, as its client left before."""
         never = None if self.outcome in ENDED_BY_CLIENT else math.inf
         if metric is Metric.TTFT:
             return never if self.first_token_s is None else self.first_token_s - self.arrived_s
@@ -258,8 +255,7 @@ def judge(
 
 
 class _Simulations:
-    """The counterfactuals of some requests. One run serves all of them, except the one without their tenant's
-    other requests: that is one run a tenant, and a short one from each request's arrival on."""
+    """The counterfactuals of some requests: one run for all, and one a tenant without its own requests."""
 
     def __init__(
         self,
@@ -275,7 +271,6 @@ class _Simulations:
         self._jobs = jobs
         self._without_own: dict[str, Finish] = {}
         self._others: dict[str, FluidShare] = {}
-        """By tenant: the run without it."""
         self._num_of: Counter[str] = Counter(job.tenant_id for job in jobs)
 
     def _by_itself(self, job: Job) -> Finish:
@@ -294,7 +289,6 @@ class _Simulations:
         return self._without_own[job.job_id]
 
     def seen(self, facts: RequestFacts, metric: Metric, target_s: float) -> Counterfactuals:
-        """The counterfactuals of one request and metric."""
         job = facts.job
         further = max(1, job.output_tokens // job.sequences - 1)
         slack_s = self._machine.longest_step_s

@@ -1,7 +1,6 @@
 """Explains a request's duration in sentences, from its timeline.
 
-Each sentence accounts for one stretch of the time: at its tenant's limits, in the queue, at the engine,
-paused, resting, waiting for its reader. What belongs to other tenants is a sum without names. Pure.
+Each sentence accounts for one stretch of the time. Other tenants' work is a sum without names. Pure.
 """
 
 from __future__ import annotations
@@ -41,12 +40,10 @@ class WaitBreakdown:
     """Seconds in each state, added up over concurrent sequences."""
 
     before_line_s: float
-    """Before the queue, from its first byte on, without its tenant's own limits: to read it, to understand
-    it, to hold its budget."""
+    """Before the queue, without its tenant's limits: reading, parsing, holding its budget."""
     limits_s: float
     """Before the queue, for its tenant's own limits."""
     queue_s: float
-    """In the queue."""
     engine_s: float
     """From its turn until the engine had a place for it."""
     prefill_s: float
@@ -54,8 +51,7 @@ class WaitBreakdown:
     decode_s: float
     """From the first token to the last, as the engine made them, pauses and rests included."""
     gateway_s: float
-    """From the engine's first token until the gateway had it, and from its last, where they do not
-    overlap."""
+    """Delivery of the engine's first and last tokens to the gateway, where they do not overlap."""
     paused_s: float
     """Another request had its place, or its memory."""
     rested_s: float
@@ -99,7 +95,6 @@ def waits_of(events: Sequence[Event]) -> WaitBreakdown:
 
 
 def explain(events: Sequence[Event]) -> list[str]:
-    """The sentences for a person, in the order of events."""
     waits = waits_of(events)
     said = [
         _before_line(events, waits),
@@ -386,7 +381,7 @@ def _tokens(value: int) -> str:
 # Stored explanations of finished requests, for routes and for the CLI.
 
 NOTHING_KEPT: dict[str, Any] = {"explanation": [], "waits": None, "stages": [], "timeline": None}
-"""Its timeline is gone, or never was: it is older than the retention, or its gateway died."""
+"""Its timeline is past retention, or its gateway died."""
 
 log = logging.getLogger("fairgate.gateway.explaining")
 
@@ -416,8 +411,7 @@ async def explained(
 
 
 def steps_of(packed: bytes | None) -> dict[str, float | None]:
-    """For lists: when a request was dispatched, had its first token and ended, in seconds since it arrived;
-    None: not known."""
+    """Dispatch, first token and end in seconds since the arrival, for lists; None: unknown."""
     try:
         events = [] if packed is None else unpack(packed)
     except UnreadableTimeline:

@@ -1,15 +1,14 @@
 """Simulates when requests would have got their tokens under an ideal fluid fair share.
 
-The engine's step, divided like a fluid. Places (sequences, as far as memory goes) are weighted max-min shares
-of the backlogged tenants, a higher tier's before all lower ones'; within a tenant in order of arrival. A
-place may be given away at any token, and cannot be cut: less than one goes to the tenant that has one, then
-to the tenant that had the least service for its weight since it was idle. Of a step's time no tenant in it
-gets more than its weighted share as long as others use theirs, so that a large prompt cannot stretch every
-tenant's steps. A step takes what the step-time model says of its content. No real scheduler can do this, as
-it deals in whole tokens and steps, so it is what a policy is measured by (generalised processor sharing:
-Parekh and Gallager 1993; max-min by water-filling: Bertsekas and Gallager, Data Networks, 6.5.2).
+The engine's step, divided like a fluid. Places (sequences, as memory allows) are weighted max-min shares of
+the backlogged tenants, a higher tier's first; within a tenant in order of arrival. A place may be given away
+at any token and cannot be cut: less than one goes to the tenant that has one, then to the one with the least
+service for its weight since it was idle. Nor does a tenant get more than its weighted share of a step's time
+while others use theirs, so that a large prompt cannot stretch every step. No real scheduler can do this, as
+it deals in whole tokens and steps, so policies are measured by it (generalised processor sharing: Parekh and
+Gallager 1993; max-min by water-filling: Bertsekas and Gallager, Data Networks, 6.5.2).
 
-A request alone on an idle engine is the same with one job. Pure; times in seconds on any one clock.
+A request alone on an idle engine is the case of one job. Pure; times in seconds on any one clock.
 """
 
 from __future__ import annotations
@@ -87,8 +86,7 @@ def fair_share(
     wanted: Collection[str] | None = None,
     serving: Sequence[tuple[float, int]] = (),
 ) -> dict[str, Finish]:
-    """By job id; `wanted`: the run ends when these are known. `serving`: since when how many replicas served,
-    in order; before the first entry all did."""
+    """By job id; ends with `wanted`. `serving`: (since when, how many replicas); before the first, all."""
     chosen = list(jobs)
     fluid = FluidShare(chosen, machine, serving)
     fluid.run(wanted=wanted)
@@ -101,8 +99,7 @@ def alone(job: Job, machine: FluidMachine) -> Finish:
 
 
 def max_min(demands: Sequence[float], weights: Sequence[float], capacity: float) -> list[float]:
-    """Weighted max-min shares of `capacity`: none exceeds its demand, and a share below its demand is, for
-    its weight, no less than any other."""
+    """Weighted max-min: none exceeds its demand; one below it has, for its weight, no less than any other."""
     if sum(demands) <= capacity:
         return [float(demand) for demand in demands]
     shares = [0.0] * len(demands)
@@ -144,8 +141,7 @@ class _LiveJob:
 
     @property
     def tokens_a_step(self) -> float:
-        """Tokens of a step that it can use: one for each answer, or the whole prompt (not its rest: it goes
-        on at the pace at which it began)."""
+        """What it can use of a step: one token for each answer, or the whole prompt (not its rest)."""
         if self.is_decoding:
             return self.places
         return max(1.0, float(self.job.input_tokens)) * self.places / self.job.sequences
@@ -195,8 +191,7 @@ class FluidShare:
         self.had: dict[tuple[str, int], float] = {}
 
     def fork_with(self, job: Job) -> FluidShare:
-        """A copy that continues by itself, in which `job` arrives as well. Raises `ValueError` for a job that
-        should have arrived before now."""
+        """An independent copy with `job` added. Raises `ValueError` for a job that arrived before now."""
         has_begun = self._num_live > 0 or bool(self.finished)
         if has_begun and job.arrived_s < self._now_s:
             raise ValueError(f"job {job.job_id} came at {job.arrived_s}, and it is {self._now_s} already")
@@ -360,8 +355,7 @@ class FluidShare:
 
 
 def _seat(lines: Sequence[_TenantLine], places: int, kv_tokens: float) -> list[list[_LiveJob]]:
-    """Gives each tenant's first jobs their places, by fair shares; fewer where memory is scarce. Returns the
-    placed jobs by tenant."""
+    """Each tenant's placed jobs: its first ones, by fair shares, fewer where memory is scarce."""
     needed = sum(line.kv_tokens for line in lines)
     if needed > kv_tokens:
         # A request larger than all memory would never have been placed: it may run alone.
@@ -398,8 +392,7 @@ def _first_s(line: _TenantLine) -> float:
 def _share_steps(
     seated: Sequence[list[_LiveJob]], machine: FluidMachine, replicas: int
 ) -> list[tuple[_LiveJob, float]]:
-    """The tokens of each step that each job gets: by shares of its time, and of its token budget; a tenant's
-    share goes to its jobs in their order."""
+    """Each job's tokens of a step, by shares of its time and token budget; a tenant's jobs in order."""
     weights = [own[-1].job.weight for own in seated]
     needs = [[(live, live.tokens_a_step, _token_s(live, machine)) for live in own] for own in seated]
     wanted_s = [sum(tokens * token_s for _, tokens, token_s in own) for own in needs]
@@ -424,8 +417,7 @@ def _token_s(live: _LiveJob, machine: FluidMachine) -> float:
 
 
 def _time_shares(wanted_s: Sequence[float], weights: Sequence[float], base_s: float) -> list[float]:
-    """Seconds of one step for each tenant: its whole demand, unless that exceeds its weighted share of the
-    whole step, which includes the fixed part of every step."""
+    """Seconds of a step by tenant: its demand, at most its weighted share of the step with its fixed part."""
     order = sorted(range(len(wanted_s)), key=lambda index: wanted_s[index] / weights[index])
     weight = weight_left = sum(weights)
     step_s = base_s
@@ -446,8 +438,7 @@ def _time_shares(wanted_s: Sequence[float], weights: Sequence[float], base_s: fl
 
 
 def _in_order(needs: Sequence[tuple[_LiveJob, float, float]], left: float) -> list[tuple[_LiveJob, float]]:
-    """`left` to (job, tokens, each token's part of it) in order; answers first: one token each, as in every
-    engine that batches."""
+    """`left` to (job, tokens, each token's part of it) in order, answers first, as engines that batch do."""
     had: list[tuple[_LiveJob, float]] = []
     for job, tokens, each_takes in sorted(needs, key=lambda need: not need[0].is_decoding):
         amount = min(tokens, left / each_takes) if each_takes > 0 else tokens

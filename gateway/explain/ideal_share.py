@@ -1,14 +1,12 @@
 """What tenants would have had of a pool's real service under an ideal fair share.
 
-Beside the real queue stands an ideal one, with the same requests and the same service: reservations first,
-then tier by tier, within a tier by weighted max-min among the tenants that have something left there. So a
-tenant that waits behind a flood is due its part at once, and one that was served too early is not due it
-again: what each is due over time is the service of generalised processor sharing (Parekh and Gallager 1993).
-The parts of any stretch of time add up to the service given in it. Cost tokens (input + 2 x output), which
-stand for a tenant's work; the shape of engine steps is in `fluid_share.py`.
+An ideal queue gets the same requests and the same service: reservations first, then tier by tier, within a
+tier by weighted max-min among the tenants with something left. What each is due over time is the service of
+generalised processor sharing (Parekh and Gallager 1993); the parts of any stretch add up to the service given
+in it. In cost tokens (input + 2 x output); the shape of engine steps is in `fluid_share.py`.
 
-A request's cost is as predicted until it ends, then as counted. Service within a stretch counts as even,
-divided at the arrivals that make a tenant backlogged, at most `MAX_CUTS` times. Pure: time is passed in.
+A request's cost is as predicted until it ends, then as counted. Service within a stretch counts as even, cut
+at arrivals that make a tenant backlogged, at most `MAX_CUTS` times. Pure.
 """
 
 from __future__ import annotations
@@ -84,7 +82,6 @@ class IdealShare:
         self._change(_Change(at_s, tenant_id, rank, cost, 1, terms))
 
     def ended(self, at_s: float, tenant_id: str, rank: int, predicted: float, cost: float) -> None:
-        """It is over, having had `cost` instead of what was predicted."""
         self._change(_Change(at_s, tenant_id, rank, cost - predicted, -1))
 
     def _change(self, change: _Change) -> None:
@@ -96,8 +93,7 @@ class IdealShare:
     def advance(
         self, until_s: float, had: Mapping[TenantTier, int], elsewhere: int = 0
     ) -> dict[TenantTier, float]:
-        """What each was due of the service since the last call, which was `had` in fact; of `elsewhere` more
-        it is not known whose it was."""
+        """What each was due of the service since the last call: `had`, and `elsewhere` of unknown owner."""
         first_s = min((each.at_s for each in self._changes), default=until_s)
         since_s = min(until_s, first_s if self._at_s is None else self._at_s)
         self._at_s, self._due = until_s, {}
@@ -200,7 +196,7 @@ class IdealShare:
         self._due[tenant_id, rank] = self._due.get((tenant_id, rank), 0.0) + amount
 
     def _take_back(self) -> dict[TenantTier, float]:
-        """Of tenants whose requests have all ended, what they were given for more than these came to."""
+        """What tenants without open requests were given beyond their real cost."""
         taken: dict[TenantTier, float] = {}
         for tenant_id, line in self._lines.items():
             for rank, left in enumerate(line.left):

@@ -1,8 +1,7 @@
 """Ring of one model's recent requests: the load while a request waited and ran.
 
-As little of each as the counterfactuals of `attribution.py` need: its tenant, when it could run, its real
-size. A ring of numbers in memory, never stored; the oldest are forgotten. Where gateways share a queue, the
-requests of the others have a ring of their own, of the same length (`pool_load.py`). Pure: time is passed in.
+Of each its tenant, when it could run, its real size: what `attribution.py` needs. In memory only; the oldest
+are forgotten. Other gateways' requests have a ring of the same length (`pool_load.py`). Pure.
 """
 
 from __future__ import annotations
@@ -46,9 +45,8 @@ class LoadLog:
         known_s: float = 0.0,
         is_elsewhere: bool = False,
     ) -> None:
-        """A request could run from now on. Tokens of all sequences, the output as predicted; `came_s`: when
-        it arrived, if before; `known_s`: when the server heard of it, which may have been with a quote;
-        `is_elsewhere`: another gateway's."""
+        """A request could run. Tokens of all sequences, output predicted; `came_s`: its arrival, if before;
+        `known_s`: when it arrived or was quoted; `is_elsewhere`: at another gateway."""
         ring = self._elsewhere if is_elsewhere else self._seen
         ring[request_id] = LoggedRequest(
             tenant_id,
@@ -94,8 +92,7 @@ class LoadLog:
     def own_time_s(
         self, request_id: str, until_s: float, *, limited_s: float, rested_s: float
     ) -> float | None:
-        """Of a request's time up to `until_s`, what its tenant's own later requests took (`own_work.py`), of
-        those of this gateway; None: it is forgotten."""
+        """Of its time up to `until_s`, what later requests of its tenant here took; None: forgotten."""
         request = self._seen.get(request_id)
         if request is None:
             return None
@@ -116,8 +113,7 @@ class LoadLog:
         return list(self._serving)
 
     def jobs(self, until_s: float, since_s: float = -math.inf) -> list[Job]:
-        """Everything that could run before `until_s`, from the last instant before `since_s` at which nothing
-        was there: what came before that has no influence."""
+        """What could run before `until_s`, from the last instant before `since_s` with nothing there."""
         all_seen = self._elsewhere | self._seen
         jobs = [
             Job(

@@ -1,10 +1,8 @@
 """Computes the time of a request that went to its tenant's own later work.
 
-For redeemed quotes: what its tenant had waiting, running or quoted when the quote was made was in the quote's
-figures; what it sent or was quoted later was not, and what that takes is no fault of ours. The time until the
-request is queued is divided by requests that were on their way together; the time from then on by what the
-engines did for each request meanwhile, in cost tokens, each request's evenly over its time on the engine.
-Pure; times in seconds on one clock.
+For redeemed quotes: what their tenant sent or was quoted later is not in their figures, and its time is no
+fault of ours. Time until the request is queued is divided by the requests under way together; from then on by
+cost tokens computed meanwhile, each request's evenly over its engine time. Pure; seconds on one clock.
 """
 
 from __future__ import annotations

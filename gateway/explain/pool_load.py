@@ -27,7 +27,7 @@ MAX_ENDS = 20_000
 SILENT_S = 10.0
 """A gateway with requests reports every half second; after this silence its requests are over."""
 KNOWN_AFTER_S = 1.5
-"""Older events have been heard from everywhere, unless a gateway is late."""
+"""Older events have arrived from all gateways, unless one is late."""
 
 
 class ToldArrival(msgspec.Struct, frozen=True, array_like=True):
@@ -218,8 +218,7 @@ class PoolLoadShare:
                 del self._heard[gateway_id]
 
     def known_until_s(self, now_s: float) -> float:
-        """Up to when the load of all is known: what a gateway with requests has not told yet, as its machine
-        is too busy, is waited for until it is silent."""
+        """Until when all load is known: a busy gateway with requests is waited for until it is silent."""
         told_s = [self._heard[gateway_id].at_s for gateway_id in set(self._open.values())]
         return min([now_s - KNOWN_AFTER_S, *told_s])
 

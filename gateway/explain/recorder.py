@@ -1,7 +1,6 @@
 """Records a request for its timeline, its targets and its trace.
 
-Builds the timeline (`gateway/domain/timeline.py`) and the facts that targets are compared with
-(`attribution.py`). A failure here must not affect a request: it is logged and ignored.
+A failure here must not affect a request: it is logged and ignored.
 """
 
 from __future__ import annotations
@@ -72,10 +71,9 @@ class RequestRecorder:
         tracer: Tracer | None = None,
         calibration: CalibrationRecorder | None = None,
     ) -> None:
-        """`find`: a running request by its id; `machine`: the current engines; `admission` is told whether
-        the requests that it admitted met their targets; `describer`: None: timelines do not describe their
-        server; `tracer`: None: no traces; `calibration`: None: estimates are not compared with what happened;
-        `meter`: counts service by minute."""
+        """`find`: a running request by id; `machine`: the current engines; `admission`: learns whether
+        targets were met; `meter`: counts service by minute. With None: `describer`: timelines lack their
+        server; `tracer`: no traces; `calibration`: estimates are not compared."""
         self._calibration = calibration
         self._admission = admission
         self._describer = describer
@@ -85,7 +83,6 @@ class RequestRecorder:
         self._wall_clock = wall_clock
         self._tracer = tracer
         self._held: dict[str, KeptTrace] = {}
-        """By request."""
         self._timelines = timelines
         self._slo = slo
         self._find = find
@@ -253,8 +250,7 @@ class RequestRecorder:
             self._tracer.keep(kept)
 
     def own_time_s(self, run: Run) -> tuple[float, float] | None:
-        """Of the time to its first token and to its end, what its tenant's own later requests took. None:
-        too much has come since to tell."""
+        """Seconds of its tenant's later requests until its first token and its end; None: unknown by now."""
         times = run.times
         ended_s = times.arrived_s if times.ended_s is None else times.ended_s
         first_s = ended_s if times.first_token_s is None else times.first_token_s

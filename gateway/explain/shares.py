@@ -1,9 +1,8 @@
 """Service of tenants against their fair shares, over about the last minute, for status pages.
 
-Once a second the service of each tier of a model is divided as it ideally would have been: weighted max-min
-between the tenants, of which one that waits wants any amount, and another what it had. What tenants had and
-what they were due is added up and forgotten by half every `HALF_LIFE_S`. Pure: time is passed in. Decides
-nothing. Only the gateway's own requests are known here.
+Once a second each tier's service of a model is divided by weighted max-min between the tenants: one that
+waits wants any amount, another what it had. Sums are halved every `HALF_LIFE_S`. Only this gateway's
+requests. Pure; decides nothing.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ class ShareMeter:
         self._at_s: float | None = None
 
     def sample(self, now_s: float, flows: Sequence[TenantFlow]) -> dict[TenantTier, int]:
-        """Divides what was served since the last sample, and returns it. The first one only begins to
-        count."""
+        """Divides and returns what was served since the last sample; the first only begins to count."""
         wanting: list[list[tuple[TenantFlow, int]]] = [[] for _ in range(NUM_RANKS)]
         for flow in flows:
             before = self._served.get(flow.tenant_id)
@@ -100,8 +98,7 @@ class ShareMeter:
 
 
 def shares_of(meters: Sequence[ShareMeter]) -> dict[TenantTier, tuple[float, float]]:
-    """Of each tenant and tier the part of the tier's service that it had, and the part that it was due, over
-    all models."""
+    """Each tenant's part of a tier's service, and the part it was due, over all models."""
     had: dict[TenantTier, float] = {}
     due: dict[TenantTier, float] = {}
     totals = [0.0] * NUM_RANKS

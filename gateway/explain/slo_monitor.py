@@ -1,9 +1,8 @@
 """Compares finished requests with their SLO targets, and writes counts and causes of misses.
 
-`ended` costs an integer where all targets were met. Misses wait to be judged, many together and in a thread
-(`attribution.py`): they share their counterfactuals. A judgement is followed by a rest of `REST` times its
-duration, so that an overload, when misses abound, is not made worse by explaining it. Counts and misses are
-written every second; misses beyond the bounds are counted and not explained, and the metric says so.
+Misses are judged many together in a thread (`attribution.py`), sharing counterfactuals; then follows a rest
+of `REST` times the duration, so that explaining an overload does not add to it. Counts and misses are written
+every second; misses beyond the bounds are counted in a metric, not explained.
 """
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ class PoolLoad:
     log: LoadLog = field(default_factory=LoadLog)
     pending: list[_Pending] = field(default_factory=list)
     attainment: RecentShare = field(default_factory=RecentShare)
-    """Share of its requests' targets that were met."""
     known_until_s: Callable[[], float] = lambda: math.inf
     """Up to when the load is known: events at gateways that share the queue arrive later."""
     on_verdict: Callable[[str, MissVerdict], None] = lambda request_id, verdict: None
@@ -176,8 +174,7 @@ class SloMonitor(BackgroundWriter):
     # ------------------------------------------------------------ judging and writing
 
     async def judge_pending(self, *, waits: bool = True) -> None:
-        """Finds the causes of pending misses whose load is known (with `waits` False of all), except during a
-        rest."""
+        """Judges pending misses with known load (`waits` False: all), except during a rest."""
         for pool in self.pools.values():
             if not pool.pending or self._stopwatch() < self._rest_until_s:
                 continue

@@ -1,7 +1,6 @@
 """Writes timelines of finished requests in the background, every second, and deletes old rows.
 
-What cannot be written waits; beyond `MAX_WAITING` new ones are dropped, which a metric reports. A crash loses
-those of the last second.
+Unwritten ones wait; beyond `MAX_WAITING` new ones are dropped and counted. A crash loses the last second.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def _moves_up_s(tier: int, effective: int, arrived_s: float, ageing_s: Sequence[
 
 
 class Ageing:
-    """Waiting requests by when they move up next. Each change costs a level of a heap."""
+    """Waiting requests by when they move up next. O(log n) a change."""
 
     def __init__(self, ageing_s: Sequence[float]) -> None:
         if any(not seconds > 0 for seconds in ageing_s):

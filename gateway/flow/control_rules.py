@@ -10,18 +10,17 @@ its reason. The rules, by their objective (attainment first, goodput second):
    lent so goes back at once and whole when anything of a higher tier waits or targets are about to be missed:
    it protects others, so it waits for no minute, and its turns keep no other knob from turning.
 
-When none of them holds, the knobs return to the operator's settings. Targets that are missed while requests
-wait are for admission, as what is admitted then is late in any case; where many requests are expected to miss
-their targets (overload) those are refused, or all would miss theirs. A forecast's p90 already widens by what
-was late, so no rule makes it count more for that; where most is served well within its target it counts half.
-Every rule has two thresholds (hysteresis): it begins above the one, and ends below the other. At most
-one knob turns back in a minute, admission aside (`ADMISSION_REVERSAL_S`).
+When none holds, the knobs return to the operator's settings. Targets missed while requests wait are for
+admission, as what is admitted then is late in any case; where many are expected to miss (overload) those are
+refused, or all would miss. Where most is served well within its target the forecast's p90 counts half. Every
+rule has two thresholds (hysteresis), and at most one knob turns back in a minute, admission aside
+(`ADMISSION_REVERSAL_S`).
 
-An operator's brake bounds a knob from above while it lasts, whatever the rules want.
+An operator's brake bounds a knob from above while it lasts.
 
-Modes: off does nothing; advice reports moves without making them; acting calls the setters. Where gateways
-share a queue one of them decides (`shared/control_session.py`): `Control.state` is what it hands on, and
-`Control.adopt` what another one goes on from. Pure: time is passed in, and the caller applies the moves.
+Modes: off does nothing; advice reports moves; acting calls the setters. Where gateways share a queue one of
+them decides (`shared/control_session.py`), handing on `Control.state` (`Control.adopt`). Pure: the caller
+applies the moves.
 """
 
 from __future__ import annotations
@@ -63,8 +62,7 @@ class Knob(StrEnum):
     AGEING = "ageing"
     """Factor on the times after which requests move up."""
     ADMISSION = "admission"
-    """Strictness towards targets: a request is refused if this factor times its expected time (p90) is beyond
-    its target; 0: none is."""
+    """Factor on the expected time (p90); a request that would then miss its target is refused; 0: none is."""
     EARLY_REFUSAL = "early_refusal"
     """Factor on the expected wait that admission compares with a deadline: above 1 it refuses earlier."""
     BATCH_SHARE = "batch_share"
@@ -74,8 +72,7 @@ class Knob(StrEnum):
     PREFIX_WEIGHT = "prefix_weight"
     """How much routing goes by what is cached."""
     QUOTA = "quota"
-    """How far token buckets of tier batch refill above the rate that was set, as a share of the way to their
-    ceiling."""
+    """How far batch token buckets refill above the set rate, as a share of the way to their ceiling."""
     SLOTS = "slots"
     """Share of an engine's sequences that a step gives decode tokens to; 1: all that its tokens allow."""
     PARTIAL_PREFILLS = "partial_prefills"
@@ -175,14 +172,13 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class ControlState:
-    """What one who decides hands on, so that another goes on from there: also what keeps it from swinging.
+    """What a decider hands on to the next, including what keeps it from swinging.
 
-    Times are ages in seconds: clocks of gateways do not agree. Knobs and rules go by their names, and those
-    that one of the two does not know have no effect.
+    Times are ages in seconds, as gateways' clocks differ. Unknown names of knobs and rules are ignored.
     """
 
     values: Mapping[str, float]
-    """Where each knob stands; brakes, which every gateway knows itself, are not in it."""
+    """Position of each knob, without brakes, which every gateway knows itself."""
     rests: Mapping[str, float]
     turned: Mapping[str, tuple[float, int]]
     """By knob: when it last moved, and which way."""
@@ -194,7 +190,6 @@ class ControlState:
     moves: tuple[tuple[float, str, float, float, str], ...]
     """The last moves: age, knob, before, after, reason."""
     num_moves: int
-    """Total number of moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +201,7 @@ class ControlRule:
     ends: float
     goals: tuple[tuple[Knob, float], ...]
     lingers_s: float = 0.0
-    """How long it holds on after it would have ended: bursts come again, and a knob turns back but once a
-    minute."""
+    """How long it holds on after its end: bursts return, and a knob turns back but once a minute."""
 
     def holds(self, value: float, held: bool) -> bool:
         """Whether it holds now, `held` before."""
@@ -220,15 +214,14 @@ IN_GOOD_TIME = ControlRule(
 )
 """The forecast expects too much, or the load has fallen below the capacity."""
 MOST_DOUBT = 0.25
-"""At most so much less counts what was served in good time while newcomers are expected to be late: it came
-before them."""
+"""The most that service in good time takes off the expected misses: it is older than they are."""
 NEEDED = ControlRule(
     "a higher tier waits, or targets are about to be missed", 1.0, 1.0, ((Knob.QUOTA, LOWEST),)
 )
 SPARE = ControlRule("spare capacity", 0.5, 0.2, ((Knob.QUOTA, HIGHEST),))
 """It ends well below where it begins: what is lent uses some of the capacity that was idle."""
 LENT = frozenset({Knob.QUOTA})
-"""Knobs that give what others do not need: they go back at once and whole when a rule asks for it."""
+"""Knobs that lend unused capacity: taken back at once and whole when a rule asks for it."""
 RULES = (
     # In order of rank: the first rule that holds decides about a knob.
     ControlRule(
@@ -291,8 +284,7 @@ class Control:
         return {knob: self._value(knob) for knob in self._values}
 
     def bound(self, knob: Knob, most: float) -> None:
-        """From now on the knob stands at `most` or below. What the rules want is kept beside it, so that a
-        bound that ends leaves the knob where it would be without."""
+        """Bounds the knob at `most`; where the rules want it is kept for when the bound ends."""
         self._most[knob] = most
 
     @property
@@ -308,9 +300,8 @@ class Control:
     def rest_at(self, rests: Mapping[Knob, float], reason: str, now_s: float) -> list[Move]:
         """Changes where knobs rest, within their bounds: what a policy's table says of the present state.
 
-        A knob that no rule has moved goes there at once, whatever the mode: the moves are to be applied. One
-        that a rule has moved goes there when the rule lets go. Names that are no knob of this loop have no
-        effect.
+        A knob that no rule has moved goes there at once in every mode, others when their rule lets go.
+        Unknown names have no effect. Returns the moves to be applied.
         """
         moves: list[Move] = []
         for knob, wanted in rests.items():
@@ -335,7 +326,7 @@ class Control:
         return {knob: knob_bounds.rest for knob, knob_bounds in self._bounds.items()}
 
     def let_go(self, reason: str, now_s: float) -> list[Move]:
-        """All knobs to rest, at once: no gateway decides. The moves are to be applied."""
+        """All knobs to rest at once: no gateway decides. Returns moves to be applied."""
         stood = self.in_force
         self._values = self.rests
         moves = [
@@ -365,8 +356,7 @@ class Control:
         )
 
     def adopt(self, state: ControlState, now_s: float) -> list[Move]:
-        """Goes on from another's state, within our own bounds. Returns the moves that led there and were not
-        known here."""
+        """Goes on from another's state, within our own bounds. Returns its moves that were not known here."""
         for knob, bounds in self._bounds.items():
             rest = bounds.within(state.rests.get(knob, bounds.rest))
             self._bounds[knob] = replace(bounds, rest=rest)

@@ -1,8 +1,7 @@
 """Flow controller: the fair queue in front of a model's replicas.
 
 Pure: time is passed in, decisions are returned. One writer of the queue and the service counters. The order
-of dispatch is in `dispatch_rules.py`; here is the state: what waits (`queue.py`), what is dispatched and
-charged (`in_flight.py`), and the views for operators (`tenant_stats.py`, `dispatch_log.py`).
+of dispatch is in `dispatch_rules.py`; here is the state.
 """
 
 from __future__ import annotations
@@ -70,8 +69,7 @@ class FlowController:
         reservation_burst_s: float = RESERVATION_BURST_S,
         scorer: Scorer | None = None,
     ) -> None:
-        """`queue_ttl_s` and `ageing_s` by tier rank; `scorer` chooses among replicas with room, by default
-        the least loaded. Raises `ValueError` for an unknown order and for times that make no sense."""
+        """`queue_ttl_s`, `ageing_s`: by tier rank; `scorer`: least loaded by default. Raises `ValueError`."""
         self.counters = counters
         self.order_name = order_name
         self.log = DispatchLog(log_records)
@@ -140,8 +138,7 @@ class FlowController:
         return self.placement.brakes
 
     def set_brakes(self, brakes: Brakes, now_s: float) -> None:
-        """Other brakes, in place of those before. A braked tier does not age, and what of it has moved up and
-        waits goes back: it would hold as another tier what its own may not."""
+        """Replaces all brakes. A braked tier does not age, and what has moved up from it goes back."""
         self.placement.brakes = brakes
         self._set_ageing()
         self.queue.take_back(brakes.shares.keys(), now_s)
@@ -210,8 +207,7 @@ class FlowController:
     def move(
         self, entry_id: str, tier: int, now_s: float, deadlines_s: Deadlines | None = None
     ) -> Ticket | None:
-        """Gives a waiting request another tier and its deadlines there; its arrival stays. Returns its new
-        ticket, or None if it does not wait. The log has it leave one line and arrive in the other."""
+        """Changes a waiting request's tier and deadlines, not its arrival; None if it does not wait."""
         before = self.queue.ticket(entry_id)
         if before is None:
             return None
@@ -313,8 +309,7 @@ class FlowController:
             self._tenants.emitted(flight.ticket.entry, emitted, is_first=is_first)
 
     def foresee(self, entry_id: str, foreseen_tokens: tuple[int, int], now_s: float) -> None:
-        """The engine's forecast of a running request's whole output, all sequences together: median and 90th
-        percentile. Corrects its charge and what it will hold."""
+        """The engine's forecast of the whole output (p50, p90): corrects charge and holdings."""
         flight = self.dispatched.get(entry_id)
         if flight is None:
             return
@@ -346,7 +341,6 @@ class FlowController:
         self._tenants.finished(flight, input_tokens, output_tokens, cost)
 
     def lost(self, replica_id: str) -> None:
-        """An engine is gone, and its cache with it."""
         self.placement.scorer.forget(replica_id)
 
     # ------------------------------------------------------------ views
@@ -395,8 +389,7 @@ class FlowController:
         return self.queue.queued_up_to(rank)
 
     def tokens_ahead(self, entry_id: str, now_s: float) -> TokensAhead:
-        """What is ahead of a waiting request; nothing if it does not wait. O(waiting tenants + running
-        requests)."""
+        """What is ahead of a request; nothing if it does not wait. O(waiting tenants + running requests)."""
         ticket = self.queue.ticket(entry_id)
         if ticket is None:
             return NOTHING_AHEAD

@@ -1,14 +1,12 @@
 """Checks a forecast against deadlines and targets before a request is queued.
 
-A request that cannot be answered in time only makes others wait, and its client learns of it late. So it is
-refused on arrival when the forecast says that its turn would come after it expires in the queue, or its
-answer after its deadline; and, where the control loop says so, when it would miss a target (`out_of_reach`):
-under overload the requests at the end of the queue would only make all others late as well.
+A request that cannot be answered in time only makes others wait. It is refused on arrival when by the
+forecast its turn would come after it expires in the queue, or its answer after its deadline; and, where the
+control loop says so, when it would miss a target (`out_of_reach`).
 
-Deadlines are judged by the median (p50): a request is refused when it would miss more likely than not. By
-the 90th percentile up to nine of ten that are refused would have been served in time; besides, the median is
-the replay itself, while the p90 adds the spread of lengths to it. A saturated forecast is a lower bound: what
-misses by it misses. Pure: time is passed in.
+Deadlines are judged by the median (p50): a request is refused when it would miss more likely than not. By the
+p90 up to nine of ten that are refused would have been served in time; besides, it adds the spread of lengths
+to the replay. A saturated forecast is a lower bound: what misses by it misses. Pure.
 """
 
 from __future__ import annotations
@@ -25,12 +23,10 @@ FIRM = 1.1
 STRICT = 1.5
 """The most that a learned table or the control loop may ask for."""
 TRIED_ONE_IN = 20
-"""One in this many refused by a target is admitted all the same: a forecast that is never tried is never put
-right."""
+"""One in this many refused by a target is admitted all the same, to keep the forecast tested."""
 
 DOUBTED_ONE_IN = 8
-"""One in this many, where the median keeps the target: what went wrong in a burst makes the 90th percentile
-large for long, and with few admitted nothing would show that the burst is over."""
+"""As above, where the median keeps the target: a burst keeps the p90 high, and its end must be noticed."""
 
 
 class TimesAhead(Protocol):
@@ -70,9 +66,8 @@ def early_refusal(
 ) -> TooLate | None:
     """Why a request is refused on arrival; None: it may be queued.
 
-    `expires_s` (its turn) and `deadline_s` (its complete answer) are instants of the clock of `now_s`. An
-    instant that has passed refuses by itself; without a forecast (`ahead` None) nothing else does. What is
-    expected is taken `factor` times: above 1 it refuses earlier.
+    `expires_s` (its turn) and `deadline_s` (its complete answer) are instants of the clock of `now_s`; one
+    that has passed refuses even without a forecast (`ahead` None). `factor` multiplies what is expected.
     """
     limits = [("wait", expires_s)] + ([("answer", deadline_s)] if deadline_s is not None else [])
     for what, until_s in limits:
@@ -92,10 +87,8 @@ def out_of_reach(
     """The target that a request is expected to miss: `strictness` times the 90th percentile of what is
     expected is beyond it. None at 0, and without a forecast.
 
-    A target is there to be kept, and under overload the line becomes as long as is allowed: who stands at its
-    end needs room for the forecast's error, and more where that is larger. So not by the median.
-    `targets_s`: seconds by metric; only `ttft` and `e2e` are looked at, for the time per token is the
-    engine's affair and not the line's.
+    Not by the median: under overload the line grows as long as is allowed, and whoever is at its end needs
+    room for the forecast's error. `targets_s`: seconds by metric; only `ttft` and `e2e` are looked at.
     """
     if ahead is None or strictness <= 0:
         return None

@@ -24,8 +24,7 @@ class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """One event. `counter` is the tenant's before the event's own charge."""
 
     event: str
-    """`arrive`, `dispatch`, `correct` (its engine foresees another length), `leave` (from the queue, without
-    a turn) or `settle`."""
+    """`arrive`, `dispatch`, `correct` (another length foreseen), `leave` (without a turn) or `settle`."""
     at_s: float
     request_id: str
     tenant_id: str

@@ -124,8 +124,7 @@ class DispatchRules:
                         self._placement.keep_room(ticket, tier, lane, replicas, kept)
 
     def _is_owed_at(self, ticket: Ticket, tier: int, lane: int, replica: Replica) -> bool:
-        """Whether a request that finds no free place at a replica is owed one, by its tenant's part of
-        them."""
+        """Whether a request without a free place at a replica is owed one, by its tenant's part."""
         if lane == LONG or not self._queue.tiers.is_by_tenant:
             return False
         if self._placement.has_place(ticket, tier, replica):

@@ -5,24 +5,21 @@ beyond the prediction is charged as it comes, and the difference to the real cos
 input tokens + 2 x output tokens.
 
 **Two views of one counter.** The queue goes by what a tenant is *charged*. What it *had* is less by what it
-was charged ahead (`ChargedAhead`): the part for running requests that, as far as is known, is not computed
-yet. Our own engines report every step's service; what other servers computed is known by a request's progress
-and end.
+was charged ahead (`ChargedAhead`): the part of running requests not computed yet, which our own engines
+report at each step; of other servers progress and end of requests tell.
 
-**Lag.** A tenant without a waiting request whose requests still run is not idle: it asks for less than its
-share. So when it returns to the queue it may stand below the waiting tenants, by as much less as it had
-meanwhile, but at most by the cost of the KV tokens in flight on all replicas (VTC's U; lag as in Stoica et
-al., "A proportional share resource allocation algorithm", RTSS 1996). Two waiting tenants then differ over
-any time by at most U and two requests. Its requests go first until it has caught up: a tenant below its share
-hardly waits behind one that floods.
+**Lag.** A tenant without a waiting request whose requests still run asks for less than its share. When it
+returns to the queue it may stand below the waiting tenants by as much less as it had meanwhile, at most by
+the cost of the KV tokens in flight on all replicas (VTC's U; lag as in Stoica et al., "A proportional share
+resource allocation algorithm", RTSS 1996). Two waiting tenants then differ over any time by at most U and two
+requests; its requests go first until it has caught up.
 
-Requests that come at random leave a tenant with nothing in flight for moments, the more often the fewer
-places there are. So it counts as idle, and is owed nothing, only when all tenants together have had service
-of U since its last request ended: as much as it takes to serve all that is in flight.
+Random arrivals leave a tenant with nothing in flight for moments. So it counts as idle, and is owed nothing,
+only when all tenants together have had service of U since its last request ended.
 
-A tenant that was idle, or comes for the first time, begins where the first of those that wait stands by what
-it had: by what that one is charged it would pay for tokens that the other has not got. Of equals the one with
-nothing in flight goes first. So what each had stays within the same U.
+A tenant that was idle or is new begins where the first of those that wait stands by what it had (by what it
+is charged, the newcomer would pay for tokens that the other has not got). Of equals the one with nothing in
+flight goes first. So what each had stays within the same U.
 """
 
 from __future__ import annotations
@@ -58,11 +55,8 @@ class KnownLags:
 
 
 class ChargedAhead:
-    """What tenants were charged for in-flight requests and did not have yet, scaled as the counters.
-
-    Charges and corrections add to it, service takes from it; service that is heard of before its charge makes
-    it negative for a moment. With its last request a tenant's part is gone: there both views meet.
-    """
+    """What tenants were charged for in-flight requests and did not have yet, scaled as the counters. Negative
+    for a moment when service is reported before its charge; gone with a tenant's last request."""
 
     def __init__(self) -> None:
         self._tenants: dict[str, _Ahead] = {}
@@ -84,8 +78,7 @@ class ChargedAhead:
             part.ahead -= amount
 
     def end(self, tenant_id: str, amount: int) -> None:
-        """A request that was charged `amount` in all is over. What was never reported of it stays within what
-        is charged for the others."""
+        """A request charged `amount` in all ended; the others' charges bound its unreported rest."""
         part = self._tenants[tenant_id]
         part.requests -= 1
         part.charged -= amount
@@ -109,10 +102,7 @@ class ChargedAhead:
 
 
 class Serials:
-    """The last serial number of service that engines reported of tenants, by tier; see `Submit.heard`.
-
-    They belong to one life of an engine: a new one begins at 0.
-    """
+    """The last serial number of service by tenant and tier (`Submit.heard`); 0 in a new engine life."""
 
     def __init__(self) -> None:
         self._engines: dict[str, tuple[str, Recent[Mapping[int, int]]]] = {}
@@ -176,8 +166,7 @@ class InFlightRequests:
         return emitted
 
     def foresee(self, flight: InFlight, foreseen_tokens: tuple[int, int]) -> None:
-        """Its engine foresees another median and 90th percentile of the whole output: corrects the charge,
-        what it will hold, and what the router knows. Bounded by what it emitted and may emit."""
+        """The engine's new forecast (p50, p90), within what can come: corrects charge, holdings, router."""
         most = flight.ticket.max_tokens * flight.ticket.sequences
         median = max(flight.output_tokens, 1, min(foreseen_tokens[0], most))
         flight.foreseen_tokens = (median, max(median, min(foreseen_tokens[1], most)))
@@ -223,8 +212,7 @@ class InFlightRequests:
     def displaced_by(
         self, rank: int, sequences: int, kv_tokens: int, replica: Replica
     ) -> tuple[Displaced, ...]:
-        """The requests that one of `rank` displaces at the engine: of the lower tiers, the lowest first
-        and of those who came last, until it fits. Empty where there is room for all."""
+        """Requests of lower tiers that one of `rank` displaces, lowest and latest first, until it fits."""
         load = self._placement.load(replica.replica_id)
         places = min(sum(load.sequences), replica.max_sequences) + sequences - replica.max_sequences
         kv_over = sum(load.kv_tokens) + kv_tokens - replica.kv_tokens * self._placement.window.kv_window
@@ -246,8 +234,7 @@ class InFlightRequests:
         return tuple(displaced)
 
     def lag(self, tenant_id: str, weight: float) -> int:
-        """How far below the others a returning tenant of `weight` may stand, on the
-        counters' scale. O(replicas)."""
+        """How far below the others a returning tenant may stand, on the counters' scale. O(replicas)."""
         most = self._placement.kv_tokens * OUTPUT_TOKEN_COST
         if tenant_id not in self.ahead:
             ended = self._ended.get(tenant_id)
@@ -264,8 +251,8 @@ class InFlightRequests:
         )
 
     def below(self, tenant_id: str) -> int:
-        """How far below a waiting tenant one may stand that was idle: as the other stands by what it had, and
-        before it where something of it is in flight."""
+        """How far below a waiting tenant one that was idle may start: at that one's counter by what it had,
+        and before it where something of it is in flight."""
         return max(self.ahead.of(tenant_id), int(tenant_id in self.ahead))
 
     def get(self, entry_id: str) -> InFlight | None:

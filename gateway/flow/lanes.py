@@ -1,12 +1,10 @@
 """The long lane: long requests and the batch tier, and the share of a replica that they may hold.
 
-Each tier has an ordinary and a long lane with lines of their own, so that a long request which finds no place
-holds up only long ones. The long lane of a tier may hold a share of one replica's sequences and of its KV
-cache; as in the window, only work of that tier and above counts, so a lane full of batch never keeps a long
-interactive request out. One request may always go.
+Each tier has an ordinary and a long lane, so that a long request without a place holds up only long ones. The
+long lane may hold a share of one replica's sequences and KV cache; only work of its tier and above counts, so
+a lane full of batch never keeps a long interactive request out. One request may always go.
 
-The lowest tier has a share of its own, by default all of a replica: it does not count in the windows of the
-tiers above, and idle capacity is there to be used.
+The lowest tier has a share of its own, by default all of a replica: it does not count in the windows above.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ MOST_LONG_TOKENS = 16_384
 
 
 def long_tokens_of(context_tokens: int | None) -> int:
-    """What makes a request long where no setting says so: 3/4 of the pool's context, at most 16,384 tokens.
-    None: no replica has announced itself."""
+    """Default: 3/4 of the pool's context, at most 16,384 tokens. None: no replica announced itself yet."""
     if context_tokens is None:
         return MOST_LONG_TOKENS
     return max(1, min(MOST_LONG_TOKENS, int(context_tokens * LONG_CONTEXT_SHARE)))
@@ -57,8 +54,7 @@ class LaneRule:
     def has_room(
         self, replica: Replica, load: ReplicaLoad, rank: int, sequences: int, kv_tokens: int
     ) -> bool:
-        """Whether the long lane of tier `rank` may hold this much more; `load` is what the long lanes hold of
-        the replica."""
+        """Whether tier `rank`'s long lane may hold this much more; `load`: of the long lanes there."""
         sequences_ahead, kv_ahead = load.ahead_of(rank)
         if sequences_ahead == 0:
             return True

@@ -27,7 +27,7 @@ from engine.entry import QueueEntry
 from gateway.flow.types import Ticket
 
 MAX_IDLE_TAGS = 10_000
-"""Tags of tenants that neither wait nor run on their reservation; those that have come say nothing."""
+"""Kept tags of tenants that neither wait nor run on their reservation."""
 
 
 @dataclass(slots=True)
@@ -63,8 +63,7 @@ class MclockReservations:
         self._waiting: set[str] = set()
 
     def arrives(self, ticket: Ticket, now_s: float, already_waiting: Sequence[int]) -> None:
-        """A request joins the queue, where `already_waiting` of its tenant stand, by the tier that they asked
-        for. It says what its tenant has reserved as of now."""
+        """A request joins. `already_waiting`: its tenant's others, by the tier they asked for."""
         tenant_id, rate = ticket.entry.tenant_id, ticket.reserved_cost_per_s
         reserved = self._reserved.get(tenant_id)
         if reserved is None:

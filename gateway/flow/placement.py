@@ -27,8 +27,7 @@ class Scorer(Protocol):
     def scores(
         self, ticket: Ticket, rank: int, candidates: Sequence[tuple[Replica, ReplicaLoad]], now_s: float
     ) -> Sequence[Score]:
-        """One score a candidate, with what it holds, for a request of tier `rank` at the engine. Changes
-        nothing."""
+        """One score a candidate for a request of tier `rank` at the engine. Changes nothing."""
         ...
 
     def dispatched(self, flight: InFlight, replica: Replica, now_s: float) -> None: ...
@@ -43,9 +42,7 @@ class Scorer(Protocol):
 
     def ended(self, entry_id: str) -> None: ...
 
-    def forget(self, replica_id: str) -> None:
-        """The replica's engine is gone, and its cache with it."""
-        ...
+    def forget(self, replica_id: str) -> None: ...
 
 
 def least_loaded(rank: int, replica: Replica, load: ReplicaLoad) -> Score:
@@ -175,8 +172,7 @@ class Placement:
         *,
         is_promised: bool = False,
     ) -> None:
-        """Keeps the room for a request that found none, on one replica: the least loaded that can run it,
-        that its lane may use and that is not kept yet."""
+        """Keeps room on one replica for a request that found none: the least loaded, allowed and free."""
         free = [
             (least_loaded(rank, replica, self.load(replica.replica_id)), replica.replica_id)
             for replica in replicas

@@ -24,10 +24,7 @@ MAX_BLOCKS = 512
 def prefix_hashes(
     token_ids: Sequence[int], salt: str, *, block_tokens: int = BLOCK_TOKENS, most: int = MAX_BLOCKS
 ) -> tuple[int, ...]:
-    """The chain of the prompt's full blocks but for its last token, which is computed in any case.
-
-    O(tokens), at most `most` blocks; 64-bit hashes.
-    """
+    """64-bit hash chain of the prompt's full blocks (at most `most`), without its last token. O(tokens)."""
     blocks = min(most, (len(token_ids) - 1) // block_tokens)
     if blocks <= 0:
         return ()
@@ -60,8 +57,7 @@ class PrefixIndex:
         return len(hashes)
 
     def note(self, hashes: Sequence[int], now_s: float) -> None:
-        """A prompt with these blocks went there. Its deepest blocks are forgotten first, as the replica
-        evicts them."""
+        """Notes a prompt sent there. Its deepest blocks are forgotten first, as the replica evicts them."""
         for block_hash in reversed(hashes):
             self._used_s[block_hash] = now_s
             self._used_s.move_to_end(block_hash)

@@ -40,19 +40,18 @@ class RequestQueue:
         queue_ttl_s: Sequence[float],
         lag: Lag = no_lag,
     ) -> None:
-        """Times by tier rank; `lag`: of a tenant that returns to an empty line. Raises `ValueError` for an
-        unknown order or an ageing that is not positive."""
+        """Times by tier rank; `lag`: of tenants that return to an empty line. Raises `ValueError`."""
         self.tiers = TieredQueue(order_name, counters, lag=lag)
         self.lane_rule = lanes
         self._ageing = Ageing(ageing_s)
         self._was_slowed = False
-        """Requests age more slowly than before: some may be higher than they would be by now."""
+        """Ageing has slowed down: some may stand higher than their wait now allows."""
         self._queue_ttl_s = tuple(queue_ttl_s)
         self._tickets: dict[str, Ticket] = {}
         self._places: dict[str, tuple[int, int]] = {}
         """Entry id -> band and lane."""
         self._began: dict[int, int] = {}
-        """Band -> where the tenant stood that last had its turn by order in the ordinary lane."""
+        """Band -> counter of the tenant that last had its turn by order in the ordinary lane."""
         self._lines: dict[tuple[int, int], dict[str, Line]] = {
             (tier, lane): {} for tier in range(NUM_RANKS) for lane in range(MAX_LANES)
         }
@@ -82,8 +81,7 @@ class RequestQueue:
     def move(
         self, entry_id: str, tier: int, now_s: float, deadlines_s: Deadlines | None = None
     ) -> Ticket | None:
-        """Gives a waiting request another tier of its own and other deadlines (None: as they were); its
-        arrival stays. None when it does not wait."""
+        """Changes a request's own tier and deadlines (None: unchanged). None if it does not wait."""
         ticket = self._tickets.get(entry_id)
         if ticket is None:
             return None
@@ -104,8 +102,7 @@ class RequestQueue:
         return len(due)
 
     def take_back(self, tiers: Collection[int], now_s: float) -> None:
-        """Puts requests of these tiers that stand higher than their wait says back to where they belong, by
-        arrival: after `set_ageing`."""
+        """After `set_ageing`: moves back, by arrival, requests of these tiers that stand too high."""
         above = [
             ticket.entry
             for entry_id, ticket in self._tickets.items()
@@ -114,8 +111,7 @@ class RequestQueue:
         self._restand(above, now_s, aged=False)
 
     def set_ageing(self, ageing_s: Sequence[float]) -> None:
-        """Other times, also for what waits: requests due by them move up at the next `age`; none moves
-        down. Raises `ValueError` for one that is not positive."""
+        """Also for what waits: who is due moves up at the next `age`; none down. Raises `ValueError`."""
         before, self._ageing = self._ageing, Ageing(ageing_s)
         self._was_slowed |= any(
             now_s > then_s for now_s, then_s in zip(self._ageing.ageing_s, before.ageing_s, strict=True)
@@ -133,8 +129,7 @@ class RequestQueue:
     def firsts_of(
         self, tenant_id: str, now_s: float, asked_for: int | None = None
     ) -> Iterator[tuple[int, Ticket]]:
-        """A tenant's own first of each band and lane, the highest band first, lanes by arrival: (lane,
-        ticket). Only requests that `asked_for` a tier; None: all."""
+        """A tenant's first (lane, ticket) of each band and lane, from the top; of tier `asked_for` only."""
         for tier in range(NUM_RANKS):
             firsts: list[tuple[float, int, str]] = []
             for lane in range(MAX_LANES):
@@ -151,10 +146,9 @@ class RequestQueue:
                 yield lane, self._tickets[first]
 
     def is_owed(self, entry: QueueEntry, band: int) -> bool:
-        """Whether the first of a band's ordinary lane is of a tenant that has had less than its share: with
-        this request paid for it would stand no higher than the last tenant that had its turn by order did
-        before it. (Its finish tag is not above the virtual time, Goyal et al., SIGCOMM 1996: were service
-        divided like a fluid, it would be through.) Only of orders that go by the service counters."""
+        """Whether the first of a band's ordinary lane is of a tenant below its share: with this request paid
+        it would stand no higher than the last tenant with a turn by order did before it (its finish tag is
+        not above the virtual time: Goyal et al., SIGCOMM 1996). For orders by service counters."""
         began = self._began.get(band)
         if began is None or FAIRNESS_BOUND not in self.tiers.claims:
             return False
@@ -283,8 +277,7 @@ class RequestQueue:
         )
 
     def check(self, now_s: float | None = None) -> None:
-        """Raises `AssertionError` when its state is inconsistent; with `now_s`, also when a due request has
-        not moved up."""
+        """Raises `AssertionError` if inconsistent or, with `now_s`, a due request has not moved up."""
         assert len(self.tiers) == len(self._tickets) == len(self._places), "queue and tickets disagree"
         standing: dict[str, tuple[int, int]] = {}
         for place, lines in self._lines.items():

@@ -1,17 +1,15 @@
 """Prefix-aware routing: chooses the replica with the smallest predicted TTFT.
 
-The predicted TTFT: all prompt tokens that are to be computed there first and the request's own, without those
-that its prefix cache probably holds (`prefix_index.py`), at the replica's own step-time model, beside what
-decodes there now; and, where every place is taken, the wait for one. A hit improves its replica by the time
-it saves and by no more: prompts in flight count against it, so a popular prefix spreads to as many replicas
-as the load needs. Beyond `MAX_IMBALANCE` more of its places in use than of the emptiest replica's, a hit
-counts for nothing.
+The predicted TTFT: all prompt tokens to be computed there first and the request's own, less those that its
+prefix cache probably holds (`prefix_index.py`), by the replica's step-time model with what decodes there;
+and, where every place is taken, the wait for one. Prompts in flight count against a replica, so a popular
+prefix spreads to as many as the load needs. If more than `MAX_IMBALANCE` more of its places are in use than
+of the emptiest replica's, a hit counts for nothing.
 
-To its own time the request adds its cost to later ones: each second of work delays the others by p / (1 - p)
-seconds in all, where p is the share of time that a replica has prompts to compute (a busy period of M/G/1;
-what dispatches find there estimates p, since arrivals see time averages: Wolff, 1982). On an idle pool that
-is nothing, on a busy one a hit is worth waiting for. On a real trace of conversations this raises
-the hits from 80 % to 92 % of one shared cache's, and lowers the p99 besides (docs/benchmarks.md).
+To its own time a request adds its cost to later ones: each second of work delays the others by p / (1 - p)
+seconds in all, where p is the share of time that a replica has prompts to compute (busy period of M/G/1;
+estimated by what dispatches find there, since arrivals see time averages: Wolff, 1982). So a hit is worth
+waiting for on a busy pool only. Figures: docs/benchmarks.md.
 
 Pure: time is passed in. O(replicas x blocks of the prompt) a request.
 """
@@ -34,7 +32,6 @@ MAX_EXTERNALITY = 8.0
 """Of p / (1 - p), which grows without bound as the pool fills up."""
 BUSY_SMOOTHING = 1 / 64
 MAX_AGE_S = 1800.0
-"""Older prompts are not counted on."""
 
 
 @dataclass(slots=True)
@@ -43,8 +40,7 @@ class _Under:
     prefill_tokens: int
     """Before its first token; 0 when that is out."""
     left_tokens: float
-    """Output that is still to come of all its sequences: as its engine foresaw it, else half of the
-    prediction, because answers are half done on average."""
+    """Output still to come of all its sequences: as its engine foresaw, else half of the prediction."""
     sequences: int
 
 
@@ -62,7 +58,7 @@ class PrefixRouter:
         self._under: dict[str, dict[str, _Under]] = {}
         self._replica_of: dict[str, str] = {}
         self._busy_share = 0.0
-        """Of the replicas, at dispatches: those with prompts to compute."""
+        """Share of replicas with prompts to compute, at dispatches."""
 
     def scores(
         self, ticket: Ticket, rank: int, candidates: Sequence[tuple[Replica, ReplicaLoad]], now_s: float
@@ -151,7 +147,6 @@ class PrefixRouter:
         ahead = sum(request.prefill_tokens for request in under if request.rank <= rank)
         runs = min(sum(load.sequences), replica.max_sequences)
         context = sum(load.kv_tokens)
-        # A step that only decodes.
         beside_s = predict_step_s(step_time, runs, context, runs)
         steps = math.ceil((ahead + own) / max(1, replica.max_batched_tokens - runs))
         attended = own * cached_tokens + own * (own + 1) // 2

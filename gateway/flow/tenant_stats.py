@@ -77,7 +77,7 @@ class TenantFlows:
         tenant.dispatched += 1
 
     def emitted(self, entry: QueueEntry, tokens: int, *, is_first: bool) -> None:
-        """A running request has emitted so many more; before the first ones its prompt was computed."""
+        """Counts emitted tokens; before the first ones also the computed prompt."""
         tenant = self.of(entry)
         tenant.running_output_tokens += tokens
         tenant.served[entry.tier] += tokens * OUTPUT_TOKEN_COST
@@ -113,8 +113,8 @@ def tokens_ahead(
     tenant_id: str, band: int, turn: int | None, lines: Iterable[TenantLine], in_flight: Iterable[InFlight]
 ) -> TokensAhead:
     """Counts what goes before a request of `tenant_id` in `band`. `lines`: what waits in its band and above,
-    without itself; `turn`: where its tenant's counter will stand at its turn, up to which others of its band
-    go first; None: tenants take no turns, and all of `lines` does."""
+    without itself; `turn`: its tenant's counter at its turn, up to which others of its band go first; None:
+    tenants take no turns, and all of `lines` goes first."""
     own = others = higher = running = 0
     for line in lines:
         if line.tenant_id == tenant_id:

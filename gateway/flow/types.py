@@ -22,8 +22,7 @@ Deadlines = tuple[float | None, float | None]
 
 
 class Ticket(msgspec.Struct, frozen=True):
-    """A request at the gate. `entry` counts all its sequences together; `entry.tier` is the tier that it
-    asked for, and `entry.deadline_s` when its answer should be complete."""
+    """A queued request. `entry`: all its sequences, the tier asked for, and the answer's deadline."""
 
     entry: QueueEntry
     sequences: int
@@ -33,13 +32,11 @@ class Ticket(msgspec.Struct, frozen=True):
     """Of one sequence."""
     is_exact: bool = False
     expires_s: float | None = None
-    """When it leaves the queue if it has had no turn, by the clock of `entry.arrived_s`; None: as its tier
-    says."""
+    """When it leaves the queue without a turn, by the clock of `entry.arrived_s`; None: its tier's time."""
     reserved_cost_per_s: float = 0.0
     """Cost tokens per second that its tenant has reserved, as of its arrival; 0: none."""
     reserved_tier: int | None = None
-    """The rank of the tier that its tenant reserved them for; None: for all. A request of another one carries
-    them, too, but does not go by them."""
+    """Rank of the tier that its tenant reserved them for (other tiers do not use them); None: all."""
     prefix_hashes: tuple[int, ...] = ()
     """Chain of its prompt's full blocks, see `prefix_index.py`."""
     needs: frozenset[str] = frozenset()
@@ -47,14 +44,13 @@ class Ticket(msgspec.Struct, frozen=True):
 
 
 class TokensAhead(msgspec.Struct, frozen=True):
-    """Cost tokens (input + 2 x predicted output) that go before a request, by the queue's own count when it
-    lined up."""
+    """Cost tokens (input + 2 x predicted output) ahead of a request, as counted when it joined the queue."""
 
     own: int = 0
     others: int = 0
     higher_tier: int = 0
     running: int = 0
-    """The part of these that is dispatched: what it has not had yet."""
+    """The part of these that is dispatched and not served yet."""
 
 
 NOTHING_AHEAD = TokensAhead()
@@ -71,7 +67,7 @@ class QueueFull:
 
 @dataclass(frozen=True, slots=True)
 class Displaced:
-    """A request of a lower tier that stood in a replica's window when a higher tier was let in beyond it."""
+    """A request of a lower tier in a replica's window when a higher tier exceeded that."""
 
     entry_id: str
     tenant_id: str
@@ -117,8 +113,7 @@ class InFlight:
     is_long: bool = False
     by_reservation: bool = False
     foreseen_tokens: tuple[int, int] | None = None
-    """Median and 90th percentile of the whole output, as its engine foresees it from the model's state; None:
-    as it was predicted on arrival."""
+    """The engine's forecast of the whole output (p50, p90); None: the prediction on arrival stands."""
     announced_cost: int = 0
     """The charge that the log knows of: at the dispatch, then of each correction."""
     beyond_cost: int = 0

@@ -1,17 +1,15 @@
 """The dispatch window: how much of a tier may be sent to a replica.
 
-Late dispatch: a request leaves the queue only when the engine can soon run it, so that the queue, which
-sees all tenants, decides the order, and not the engine's backlog. A tier's window counts only work of that
-tier and above: a window full of batch never keeps an interactive request out (the engine then makes room by
-itself).
+Late dispatch: a request leaves the queue only when the engine can soon run it, so that the queue, which sees
+all tenants, decides the order. A tier's window counts only work of that tier and above: a window full of
+batch never keeps an interactive request out (the engine makes room).
 
-For a request that is owed service in its own tier the window is wider by a part of the engine's places and of
-its KV cache: the engine pauses a sequence of a tenant that has had more than its share. It is owed service
-by the counters (`RequestQueue.is_owed`); or by places, where its tenant's live sequences there, its own
-included, are at most the tenant's part by weight of the engine's places, among the tenants that wait or run
-in the tier (`ReplicaLoad.is_within_share`; max-min fairness gives each that, or all that it asks for).
-However many tenants come: more than the widened window holds never goes, each stays within its part, and
-where there are more tenants than places no part is a whole place, and the counters alone decide.
+For a request that is owed service in its own tier the window is wider by a part of the engine's places and KV
+cache: the engine pauses a sequence of a tenant that has had more than its share. It is owed service by the
+counters (`RequestQueue.is_owed`), or by places: its tenant's live sequences there, its own included, are at
+most the tenant's part by weight of the places, among the tenants that wait or run in the tier
+(`ReplicaLoad.is_within_share`; max-min fairness). With more tenants than places no part is a whole place, and
+the counters alone decide.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ OWED_KV_PART = 4
 """One in this many tokens of its KV cache, too: predictions are of sequences at their end, so that part is
 hardly ever taken, and where it is the engine sets back a sequence of a tenant that had more."""
 MAX_SHARING = 256
-"""Waiting tenants of a lane that a part of the places is reckoned with."""
+"""Most waiting tenants of a lane counted for a part of the places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +76,7 @@ class ReplicaLoad:
         waiting: Iterable[str],
         weight_of: Callable[[str], float],
     ) -> bool:
-        """Whether a tenant's sequences of `rank` with `sequences` more are at most its part by weight of the
-        places, among the tenants of that rank that run here and those `waiting`."""
+        """Whether with `sequences` more of `rank` the tenant keeps within its part of the places."""
         if not replica.pauses:
             return False
         own = self.live.get(tenant_id)
@@ -98,8 +95,7 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class KeptRoom:
-    """Room that is kept on one replica for a request that found none: others of its tier and below may fill
-    only what it leaves."""
+    """Room kept on a replica for a request that found none; others of its tier and below get the rest."""
 
     rank: int
     sequences: int
@@ -116,7 +112,6 @@ class WindowRule:
     batch_cap: float = 1.0
 
     def places(self, max_sequences: int) -> int:
-        """Sequences that an engine may have."""
         if self.batch_cap < 1:
             return max(1, int(max_sequences * self.batch_cap))
         return max_sequences + self.lookahead_sequences
@@ -132,8 +127,7 @@ class WindowRule:
         *,
         is_owed: bool = False,
     ) -> bool:
-        """A request larger than the whole window may go when nothing of its tier or above is there:
-        otherwise it would wait for ever."""
+        """A request above the window's size goes if nothing of its tier or above is there, or never would."""
         sequences_ahead, kv_ahead = load.ahead_of(rank)
         if kept is not None and rank >= kept.rank:
             sequences_ahead += kept.sequences

@@ -16,10 +16,9 @@ TIERS = {rank: tier for tier, rank in TIER_RANKS.items()}
 
 
 class CalibrationCollector(Collector):
-    """`fairgate_estimate_coverage{model, figure, level, kind}` should be near its level, that of the quantile
-    which was told (Prometheus keeps the label `quantile` for summaries); `kind` is `plain` (told on arrival),
-    `binding` (quoted and redeemed) or `together` (quoted while others of its tenant were outstanding, and
-    redeemed). `fairgate_wait_coverage` is the same of waits, by tier and by the median that was told."""
+    """`fairgate_estimate_coverage{model, figure, level, kind}` should be near its level, the stated quantile;
+    `kind` is `plain` (told on arrival), `binding` (redeemed) or `together` (redeemed, quoted beside others of
+    its tenant). `fairgate_wait_coverage`: the same of waits, by tier and stated median."""
 
     def __init__(self, calibrations: Callable[[], Mapping[str, Calibration]]) -> None:
         self._calibrations = calibrations

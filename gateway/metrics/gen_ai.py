@@ -1,10 +1,9 @@
 """OpenTelemetry's semantic conventions for generative AI: their names, and their server metrics as Prometheus
 histograms.
 
-Every name of these conventions is here, those of spans too, since they still change (status: development). In
-metrics dots become underscores and the unit is added, as OpenTelemetry's Prometheus exporter does it. The
-model that a client asks for is a label only where it is one of ours: the number of series does not grow with
-what clients send.
+All their names are here, also of spans, as they still change (status: development). In metrics dots become
+underscores and the unit is added, as by OpenTelemetry's Prometheus exporter. A client's model is a label only
+if it is ours, which bounds the series.
 """
 
 from __future__ import annotations
@@ -59,14 +58,12 @@ _ANSWERED = (OPERATION, PROVIDER, REQUEST_MODEL, RESPONSE_MODEL)
 
 
 def operation_of(call: Call) -> str:
-    """What a call asks for."""
     if call.task is RequestTask.COMPLETE:
         return CHAT if call.chat else TEXT_COMPLETION
     return EMBEDDINGS if call.task is RequestTask.EMBED else RERANK
 
 
 def route_of(call: Call) -> str:
-    """The route that it came by."""
     return ROUTES[operation_of(call)]
 
 
@@ -104,8 +101,7 @@ class GenAIMetrics(Collector):
         output_tokens: int,
         exemplar: dict[str, str] | None = None,
     ) -> None:
-        """Counts one request that held budget. An answer that ended with its budget is one. `exemplar`: the
-        trace of it, where that is kept."""
+        """Counts a request that held budget; ended by it, it is no error. `exemplar`: its kept trace."""
         operation, asked, model = operation_of(call), call.model, call.pool or call.model
         error = "" if outcome in (RequestOutcome.COMPLETED, RequestOutcome.BUDGET) else outcome.value
         if (duration_s := times.e2e_s) is not None:
@@ -123,6 +119,5 @@ class GenAIMetrics(Collector):
         self._duration(operation, FAIRGATE, asked, "", error).observe(duration_s)
 
     def collect(self) -> Iterator[Metric]:
-        """The families, as they are now."""
         for metric in self._metrics:
             yield from metric.collect()

@@ -1,7 +1,4 @@
-"""A Prometheus histogram without a lock for each of its numbers.
-
-Only the event loop adds to it, several times a request; a scrape reads it as it reads any other.
-"""
+"""A Prometheus histogram without a lock for each of its numbers. Only the event loop adds to it."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ class LoopHistogram(Histogram):
     """Observed from one event loop only; never NaN."""
 
     def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:
-        """As `Histogram.observe`."""
         self._sum._value += amount
         bucket = self._buckets[bisect_left(self._upper_bounds, amount)]
         bucket._value += 1.0

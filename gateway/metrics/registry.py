@@ -1,7 +1,6 @@
 """Prometheus registry of one gateway, and its exposition.
 
-Labels come from closed sets (outcomes, tiers, error codes, replica ids, names of the settings): no tenant or
-key label, so that the number of series does not grow with customers. Tenants are in `/admin/v1/status`.
+Labels come from closed sets, never tenants or keys: the number of series does not grow with customers.
 """
 
 from __future__ import annotations
@@ -113,8 +112,7 @@ class Metrics:
         self._limit_events.labels(kind).inc()
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The exposition in the format that an Accept header asks for (Prometheus's text format or
-        OpenMetrics), and its content type."""
+        """The exposition in the format that an Accept header asks for, and its content type."""
         try:
             encode, content_type = choose_encoder(accept[:MAX_ACCEPT_CHARACTERS])
         except ValueError:  # a version that is none

@@ -64,7 +64,6 @@ class EndedRequests(Collector):
     def add(
         self, outcome: str, tier: str, times: Times, input_tokens: int, output_tokens: int, cost_nanousd: int
     ) -> None:
-        """Counts one request, with what it was charged."""
         self._requests(outcome, tier).inc()
         self._tokens("input", tier).inc(input_tokens)
         self._tokens("output", tier).inc(output_tokens)
@@ -78,11 +77,9 @@ class EndedRequests(Collector):
             e2e.observe(e2e_s)
 
     def lined_up(self, tier: str, before_line_s: float) -> None:
-        """Counts what one request took until it was queued."""
         self._before_line(tier).observe(before_line_s)
 
     def decoded(self, tier: str, share: DecodeShare) -> None:
-        """Counts how a sequence came by its tokens."""
         for counter, number in (
             (self._decoded("floor", tier), share.floor_tokens),
             (self._decoded("turn", tier), share.turn_tokens),
@@ -94,6 +91,5 @@ class EndedRequests(Collector):
                 counter.inc(number)
 
     def collect(self) -> Iterator[Metric]:
-        """The families, as they are now."""
         for metric in self._metrics:
             yield from metric.collect()

@@ -41,8 +41,7 @@ class RecentWaits:
         line.append(_Wait(had_s, told_s))
 
     def of(self, tenant_id: str, tier: str) -> dict[str, Any] | None:
-        """As JSON: medians of what was told, quantiles of actual waits, and the share within the told p90.
-        None: there is none."""
+        """JSON: medians told, quantiles of actual waits, share within the told p90. None: unknown."""
         line = self._lines.get((tenant_id, tier))
         if line is None:
             return None

@@ -1,8 +1,7 @@
 """Model names: pools and their aliases. Pure.
 
-A *pool* is the replicas of one model, with one queue. A name is a pool's own or an alias: of pools with
-weights, or of a chain, whose next pool takes what the previous cannot. The pool is drawn by the caller, or
-decided along the chain (`chain_walk.py`).
+A *pool* is the replicas of one model, with one queue. A name is a pool's own or an alias: of weighted pools,
+or of a chain (`chain_walk.py`), whose next pool takes what the previous cannot.
 """
 
 from __future__ import annotations
@@ -92,8 +91,7 @@ class Catalogue:
         return self._chains.get(name)
 
     def choose(self, name: str, draw: float, is_up: Callable[[str], bool]) -> str:
-        """The pool for a request, by weight, preferring those that serve now; `draw` is uniform in [0, 1).
-        Raises `KeyError`."""
+        """By weight, preferring pools that serve; `draw` is uniform in [0, 1). Raises `KeyError`."""
         targets = self._targets[name]
         if len(targets) == 1:
             return targets[0][0]

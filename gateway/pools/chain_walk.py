@@ -1,7 +1,6 @@
 """A request's way along the chain of its alias.
 
-A pool is passed over if it cannot take the request before anything is held. Refusals that no pool would take
-back (a bad parameter, an unavailable store) end the walk.
+A pool is passed over before anything is held. A refusal that any pool would repeat ends the walk.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ class TooDear(Exception):
 
 
 def reason_of(refusal: Exception, *, was_parsed: bool) -> FallbackReason | None:
-    """Why a pool is passed over; None: no other pool is asked. `was_parsed`: an earlier pool's model could
-    take the request, so that the fault lies with this model."""
+    """Why a pool is passed over; None: the walk ends. `was_parsed`: an earlier model could take it."""
     match refusal:
         case BudgetDenied():
             return FallbackReason.BUDGET
@@ -71,9 +69,8 @@ class ChainWalk(Generic[Request]):
         on_passed: OnPassed,
         only: str | None,
     ) -> None:
-        """`tiers`: those in which prices are compared; `parse` returns the request for a pool, and raises
-        `ApiError`, `BudgetDenied`, or `NoEngineAvailable` for a pool that has never served; `only`: the one
-        pool of the chain that may take it."""
+        """`tiers`: for comparing prices; `parse`: the request for a pool; raises `ApiError`, `BudgetDenied`,
+        or `NoEngineAvailable` for one that never served; `only`: the one pool that may take it."""
         self.prices = prices
         self._asked = asked
         self._chain = chain

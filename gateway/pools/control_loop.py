@@ -1,9 +1,8 @@
 """The control loop of one pool: observes, decides, applies.
 
-The edge of `flow/control_rules.py`: every `EVERY_S` it builds an `Observation` and sets the knobs
-(`Control.in_force`). Acting loops have only knobs with setters (`setters_of`), advising ones all. If gateways
-share a queue, one decides for all (`flow/shared/control_session.py`) and each sets its own knobs; the shared
-queue's are also in Redis. Every move is logged with its reason by the gateway that decided it.
+The edge of `flow/control_rules.py`, every `EVERY_S`. Acting loops have only knobs with setters
+(`setters_of`), advising ones all. If gateways share a queue, one decides for all (`control_session.py`), each
+sets its own knobs, and the queue's are also in Redis. Moves are logged where they are decided.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ Setters = Mapping[Knob, Callable[[float], None]]
 
 
 def queue_setters(flow: FlowController) -> Setters:
-    """If gateways share the queue: of this one's forecasts, and of its own decisions while Redis is
-    unavailable."""
+    """In a shared queue: for this one's forecasts and its own decisions without Redis."""
 
     def lookahead(value: float) -> None:
         flow.window = replace(flow.window, lookahead_sequences=round(value))
@@ -76,10 +74,9 @@ def setters_of(
     own_rests: Callable[[], Mapping[Knob, float]] = dict,
     quota: Callable[[float], None] | None = None,
 ) -> Setters:
-    """All knobs that a gateway can set. `engines`: those with our scheduler, which gateways may share;
-    `is_foreign`: some belong to other servers, whose steps have a size of their own; `own_rests`: where the
-    policy puts the engines' numbers; `quota`: sets the share of spare capacity that the model's token buckets
-    refill by; None: no such knob."""
+    """All knobs that a gateway can set. `engines`: those with our scheduler; `is_foreign`: some are other
+    servers, with step sizes of their own; `own_rests`: the policy's engine numbers; `quota`: sets the spare
+    capacity by which token buckets refill; None: no such knob."""
 
     def send(knobs: EngineKnobs) -> None:
         for engine in engines:
@@ -122,13 +119,11 @@ class ControlLoop:
         on_moves: Callable[[Control, Sequence[Move]], None] = lambda control, moves: None,
         may_lend: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`rests`: the operator's positions of knobs that differ from `DEFAULT_BOUNDS`; `own_rests`: the same
-        as of now (the policy may change). `attainment`: share of recent targets met; `prefix_hits`: share of
-        recent prompt tokens found in a cache; None: unknown. `expected_late`: share of recent requests
-        expected to miss their target; `in_good_time`: of those that ended, the share well within it. `feed`:
-        agreement between gateways that share the queue; None: not shared. `on_moves` gets every move of this
-        gateway, made or advised, once applied; `may_lend`: a limit has a ceiling, so that it can use spare
-        capacity."""
+        """`rests`: the operator's positions where not `DEFAULT_BOUNDS`; `own_rests`: the same as of now.
+        `attainment`, `prefix_hits`: recent shares of targets met and prompt tokens cached (None: unknown);
+        `expected_late`: of requests expected to miss their target; `in_good_time`: of ended ones well within
+        it. `feed` None: not shared. `on_moves` gets this gateway's moves once applied; `may_lend`: a limit
+        has a ceiling to lend up to."""
         self.control = Control(mode, bounds_of(mode, setters, rests or {}))
         self.learned = LearnedActions(model, flow, upstreams, own_rests or (lambda: rests or {}))
         self.feed = feed
@@ -158,8 +153,7 @@ class ControlLoop:
         self._preemptions = 0
 
     async def turn(self, now_s: float) -> list[Move]:
-        """One observation, with the other gateways if they share the queue. Returns what this gateway
-        decided."""
+        """One observation, with other gateways that share the queue. Returns what this one decided."""
         if self._has_left:
             return []
         if self.feed is None or self.session is None or not self.is_shared:
@@ -241,7 +235,6 @@ class ControlLoop:
         return moves
 
     def _rest(self, now_s: float) -> list[Move]:
-        """Moves to a learned table's resting positions."""
         wanted = self.learned.look(now_s)
         if wanted is None:
             return []
@@ -250,8 +243,7 @@ class ControlLoop:
         return self.control.rest_at(reachable, reason, now_s)
 
     def _apply(self) -> None:
-        """Sets every knob that is not in position; shared engines are told at each observation unless theirs
-        rest. Without acting, brakes are not applied."""
+        """Sets displaced knobs; shared engines' always, unless at rest. Brakes only when acting."""
         is_acting = self.control.mode is ControlMode.ACTING
         rests = self.control.rests
         for knob, value in (self.control.in_force if is_acting else rests).items():
@@ -344,7 +336,6 @@ def _step_s(snapshot: Snapshot) -> float:
 
 
 def bounds_of(mode: ControlMode, setters: Setters, rests: Mapping[Knob, float]) -> dict[Knob, Bounds]:
-    """Of the mode's knobs, resting where the operator put them."""
     bounds = {}
     for knob, default in DEFAULT_BOUNDS.items():
         if mode is ControlMode.ACTING and knob not in setters:

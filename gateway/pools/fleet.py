@@ -1,7 +1,6 @@
 """Live state of all gateways: their requests, and what runs on each replica.
 
-This gateway's own plus the others' answers. Missing answers are counted by the heartbeats in the database,
-never guessed.
+Missing answers are counted by the heartbeats in the database, never guessed.
 """
 
 from __future__ import annotations
@@ -86,8 +85,7 @@ class Fleet:
         return LiveRequests(requests[:MAX_LISTED], len(requests) > MAX_LISTED, missing)
 
     async def in_flight(self) -> tuple[Mapping[tuple[str, str], int], int]:
-        """Dispatched requests of all gateways by model and replica address, and the number of missing
-        answers."""
+        """Dispatched requests by model and replica address, and the number of missing answers."""
         answers, missing = await self._ask_all(RequestAction(COUNT))
         counts: Counter[tuple[str, str]] = Counter()
         for answer in answers:

@@ -1,8 +1,7 @@
 """Applies a learned policy's table to the load of one pool.
 
-The edge of `flow/learned/switch.py`: observes the load, asks the switch once per observation, and sets where
-knobs rest. Without a usable table, and outside of what it was fitted on, knobs rest where the operator's
-settings put them, as in `hybrid`.
+The edge of `flow/learned/switch.py`. Without a usable table, and outside of its fit, knobs rest at the
+operator's settings, as in `hybrid`.
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ class LearnedActions:
         return self.is_wanted or self._due is not None
 
     def use(self, table: LearnedTable | None, problem: str = "", *, is_wanted: bool = True) -> None:
-        """From the next observation on. Without a table `problem` says why; not `is_wanted`: the policy is
-        not a learned one."""
+        """From the next observation on. `problem`: why there is no table; not `is_wanted`: another policy."""
         rests = self._rests()
         if table is not None and (table, rests) == (self._table, self._rests_then):
             return
@@ -140,7 +138,6 @@ class LearnedActions:
         }
 
     def _tell(self, problem: str) -> None:
-        """Logs a new problem once."""
         if problem and problem != self.problem:
             log.error(
                 "policy learned, model %s: %s; the actions of hybrid are in force", self._model, problem

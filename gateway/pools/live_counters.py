@@ -1,7 +1,6 @@
 """What waits, runs and is served now, of one gateway and of all together. Pure.
 
-Requests and service are added up. A replica is counted once, as seen by the gateway that knows the most steps
-of it.
+A replica is counted once, as seen by the gateway that knows most of its steps.
 """
 
 from __future__ import annotations
@@ -151,7 +150,6 @@ def counters_of(
 
 
 def _tenants_of(pool: ModelPool, meter: ShareMeter, minutes: FlowMeter) -> Iterable[TenantNow]:
-    """Tenants and tiers with requests or recent service."""
     bound, came = paper_bound(pool.spec.upstreams), minutes.recent_arrivals()
     nothing = RecentService()
     for flow in pool.flow.tenants():

@@ -1,7 +1,4 @@
-"""A pool: one served model with its replicas, queue, forecasts and lifecycle.
-
-What tenants hold and pay is shared by all pools.
-"""
+"""A pool: one served model with its replicas, queue, forecasts and lifecycle. Pools share accounts."""
 
 from __future__ import annotations
 
@@ -55,7 +52,6 @@ class ModelPool:
 
     @property
     def has_engine(self) -> bool:
-        """Whether a replica serves now and is not drained."""
         return self.dispatcher.has_engine
 
     @property
@@ -74,8 +70,7 @@ class ModelPool:
         self.flow.long_tokens = long_tokens_of(self.context_tokens)
 
     def served(self, name: str) -> ServedModel:
-        """What parsing a request for `name` needs. Raises `NoEngineAvailable` until a replica has announced
-        itself."""
+        """What parsing a request for `name` needs. Raises `NoEngineAvailable` before any announcement."""
         announced = self._announced()
         context_tokens = _context_tokens(announced)
         if context_tokens is None:
@@ -147,7 +142,6 @@ class Lifecycles:
         return self._pools[call.pool or self._default].lifecycle
 
     async def follow_directory(self) -> None:
-        """As `Lifecycle.follow_directory` in all pools, even if one fails."""
         followed = await asyncio.gather(
             *(pool.lifecycle.follow_directory() for pool in self._pools.values()), return_exceptions=True
         )

@@ -1,7 +1,4 @@
-"""Actions on the running requests of this gateway, for its own routes and for other gateways.
-
-With a tenant's id only that tenant's requests exist.
-"""
+"""Actions on the running requests of this gateway, for its own routes and for other gateways."""
 
 from __future__ import annotations
 
@@ -84,8 +81,7 @@ class ActionResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
     is_found: bool
     value: Any = None
-    """The answer's JSON object; of `list` its items; of `count` model, address and number by replica; of
-    `counters` and `waiting` their structs."""
+    """A JSON object; of `list` items; of `count` model, address and number; of page actions their structs."""
     refused: PeerRefusal | None = None
     tenant_id: str = ""
     default_tier: str = ""
@@ -115,7 +111,6 @@ class PeerAnswers:
 
     @property
     def found(self) -> ActionResult | None:
-        """The answer of the gateway that has the request."""
         return next((answer for answer in self.answers if answer.is_found), None)
 
 
@@ -183,7 +178,6 @@ class RequestActions:
         raise errors.internal(request_id=ask.request_id)
 
     def _listed(self, ask: RequestAction) -> list[dict[str, Any]]:
-        """The oldest that match, at most `MAX_LISTED` and one."""
         tenant_id = ask.tenant_id if ask.tenant_id is not None else ask.of_tenant or None
         matching = (
             run

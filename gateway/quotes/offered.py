@@ -17,8 +17,7 @@ from tenants.types import Principal, Tier
 
 
 def tiers_instead(call: Call, cause: BaseException | None, *, is_long: bool) -> Sequence[Tier]:
-    """Tiers that a refusal quotes: all of the key's if its estimate exceeded what its client allows, the
-    batch tier if a long one would have been late."""
+    """Tiers that a refusal quotes: all if the estimate was too high, batch if a long request was late."""
     allowed = call.principal.tiers
     if isinstance(cause, NoneTook):
         cause = cause.first
@@ -45,8 +44,7 @@ def offered(
     price_version: int,
     now_s: float,
 ) -> list[dict[str, Any]]:
-    """A quote for each tier, issued by `quotes`; None: figures only, which cannot be redeemed. Raises
-    `UnknownPrice`."""
+    """A quote for each tier, issued by `quotes`; None: only figures. Raises `UnknownPrice`."""
     made = estimates.offers(wanted.model, principal.tenant_id, principal.weight, tiers, wanted.size, now_s)
     counted_in = principal.default_tier if principal.default_tier in made else tiers[0]
     tokens: dict[Tier, str] = {}

@@ -3,9 +3,8 @@
 A quote's token is all that is known of it (`gateway/domain/quote_token.py`), so any gateway can honour it.
 The database ensures that it is redeemed once (`Redeemed`).
 
-Outstanding quotes count in the replays as probable requests, so that the same slot is not sold twice: of
-other tenants as many as each redeems on average; of the tenant itself all, in the highest tier in which they
-may be redeemed. Bounded per tenant and in all.
+Outstanding quotes count in the replays as probable requests, so that no slot is sold twice: of other tenants
+as many as each redeems on average; of the tenant itself all, in the highest tier allowed. Bounded.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ log = logging.getLogger("fairgate.gateway.quotes")
 
 
 class Redeemed(Protocol):
-    """Which request redeemed an offer (`tenants/pricing/redeemed_quotes.py`). Both raise
-    `DatabaseUnavailable`."""
+    """Which request redeemed an offer (`redeemed_quotes.py`). Both raise `DatabaseUnavailable`."""
 
     async def claim(self, offer_id: str, request_id: str, expires_us: int) -> bool:
         """Claims the offer for this request; False: another one redeemed it."""
@@ -134,8 +132,7 @@ class Quotes:
         counted_in: Tier,
         now_s: float,
     ) -> dict[Tier, str]:
-        """Signs a quote for each tier and remembers the offer. `counted_in`: the tier in which it will
-        probably be redeemed; `now_s`: on the clock of arrivals."""
+        """Signs a quote for each tier. `counted_in`: the likely one; `now_s`: on the clock of arrivals."""
         offer_id, wall_s = secrets.token_hex(8), self._wall_clock()
         size = wanted.size
         digest = digest_of(
@@ -178,9 +175,8 @@ class Quotes:
         return tokens
 
     def promised(self, pool: str, tenant_id: str | None = None) -> list[QueueEntry]:
-        """The probable requests of one pool: as many of each tenant's as it redeems on average, evenly
-        chosen. `tenant_id`: of this one all, in their highest tier, as it can redeem them together with its
-        next quote."""
+        """Probable requests of one pool: of each tenant's as many as it redeems on average, evenly chosen; of
+        `tenant_id` all, in their highest tier, as it can redeem them with its next quote."""
         self._forget()
         sums: dict[str, float] = {}
         chosen: list[QueueEntry] = []

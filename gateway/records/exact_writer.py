@@ -17,8 +17,7 @@ log = logging.getLogger("fairgate.gateway.records")
 
 
 class ExactWriter(BackgroundWriter, Generic[Batch]):
-    """After an error it is unknown whether a batch was written: it is written again, unchanged and under the
-    same number, before anything newer. Use from one event loop."""
+    """Repeats a failed batch unchanged under its number before newer ones. Use from one event loop."""
 
     log = log
 

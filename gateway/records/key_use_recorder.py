@@ -1,7 +1,4 @@
-"""Records when each key was last used, off the request path: once a minute and at the end.
-
-A killed process loses the last minute.
-"""
+"""Records when each key was last used, off the request path: once a minute and at the end."""
 
 from __future__ import annotations
 

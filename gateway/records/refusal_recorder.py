@@ -1,9 +1,8 @@
 """Records refused requests off the request path: all counted, the first few of a kind whole.
 
-Written every second. Counts are exact: while the database is unavailable they wait, and beyond `MAX_COUNTS`
-keys they are merged, never dropped. Whole rows are bounded by minute, tenant, code and limit, and by tenant
-and day, so that no flood writes more than a few rows a second and no tenant displaces others. A killed
-process loses the last second.
+Written every second. Counts are exact: while the database is down they wait, and beyond `MAX_COUNTS` keys
+they are merged, never dropped. Whole rows are bounded by minute, tenant, code and limit, and by tenant and
+day, so that no tenant floods them. A killed process loses the last second.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@
     INTERNAL  limits, store, queue, prefill, decode, gateway, settle
     CLIENT    chat MODEL                    each sequence that another server runs
 
-An engine of our own adds its spans from its own times (`engine/process/spans.py`). Names of the conventions
-for generative AI are in `gateway/metrics/gen_ai.py`.
+Our engine adds its own spans (`engine/process/spans.py`). Names: `gateway/metrics/gen_ai.py`.
 """
 
 from __future__ import annotations
@@ -124,7 +123,6 @@ def refused_span(refused: RefusedTrace) -> list[SpanRecord]:
 
 
 def spans_of(kept: KeptTrace) -> list[SpanRecord]:
-    """All spans that this process makes of the request, the outermost first."""
     return [_server(kept), _chat(kept), *_stages(kept), *_clients(kept)]
 
 

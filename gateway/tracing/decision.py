@@ -57,7 +57,6 @@ class TraceRule:
         return int(trace_id[16:], 16) < round(self.ratio * 2**64)
 
     def trace_of(self, request_id: str, caller: TraceContext | None) -> RequestTrace:
-        """Its caller's, or one of its own."""
         trace = RequestTrace.of(request_id, caller)
         if caller is None and self.samples(trace.trace_id):
             return RequestTrace(trace.request_id, trace.trace_id, flags=trace.flags | SAMPLED)

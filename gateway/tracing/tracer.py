@@ -47,8 +47,7 @@ class Tracer(Collector):
         self._sender.offer(partial(spans_of, kept), is_sampled=kept.cause.is_sampled)
 
     def refuse(self, refused: RefusedTrace) -> None:
-        """Keeps the trace of a refused request only if its caller sampled it: others are counted by code, and
-        a flood of them would push out what was served."""
+        """Keeps it only if its caller sampled it: a flood of refusals would push out what was served."""
         if refused.trace.parent_id and refused.trace.flags & SAMPLED:
             self._decided[KeepCause.PARENT_SAMPLED.value] += 1
             self._sender.offer(partial(refused_span, refused), is_sampled=True)

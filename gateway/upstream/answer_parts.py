@@ -1,7 +1,4 @@
-"""Parts of a chat answer beside its text: tool calls, reasoning, refusals, annotations. Pure.
-
-Reads them from a server's message or delta, bounds them, and says which of their text was generated.
-"""
+"""Parts of a chat answer beside its text: tool calls, reasoning, refusals, annotations. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from gateway.upstream.base import Part
 MAX_CALLS = 128
 """Of one answer, and fragments of them in one chunk."""
 MAX_WORD_CHARACTERS = 256
-"""Of a type or a function's name."""
 MAX_ID_CHARACTERS = 4096
 """Some services put a signature of the reasoning there."""
 MAX_ANNOTATION_BYTES = 64 * 1024

@@ -1,7 +1,6 @@
 """The `Upstream` Protocol: what the gateway needs of a server that generates tokens.
 
-Implemented by `local_engine.py` (our own engine behind ZeroMQ) and `gateway/upstream/openai/upstream.py` (any
-server with OpenAI's API).
+Implemented by `local_engine.py` (our engine behind ZeroMQ) and `openai/upstream.py` (OpenAI's API).
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ class UpstreamLost(Exception):
 
 
 class UpstreamFailed(UpstreamLost):
-    """The upstream failed while answering. `message` is fit for people and has none of the upstream's own
-    words."""
+    """Failed while answering. `message` is fit for people and holds none of the upstream's own words."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -85,13 +83,11 @@ class SequenceRefused(Exception):
 
 
 class ReaderTooSlow(Exception):
-    """The sequence was cancelled because its deltas were not read; raised after the last one, which carries
-    the outcome."""
+    """Cancelled because its deltas were not read; raised after the last one, which carries the outcome."""
 
 
 class RequestTask(StrEnum):
     COMPLETE = "complete"
-    """A chat or text completion."""
     EMBED = "embeddings"
     RERANK = "rerank"
 
@@ -103,8 +99,7 @@ class Wording(msgspec.Struct, frozen=True):
     """None: `prompt` is a text completion's."""
     prompt: str | list[int] = ""
     most_tokens: Callable[[], int] | None = None
-    """Output tokens that could be held so far, the most to ask of servers without leases; None:
-    `max_tokens`."""
+    """Output tokens that could be held so far, asked of servers without leases; None: `max_tokens`."""
     is_streamed: bool = True
     """False: only the whole answer is of use."""
     fields: Mapping[str, Any] = {}
@@ -114,8 +109,7 @@ class Wording(msgspec.Struct, frozen=True):
     needs: frozenset[str] = frozenset()
     """See `Capabilities`."""
     is_uncountable: bool = False
-    """The gateway cannot count this prompt exactly (images, tools): it holds a margin, and the server's usage
-    decides, up to what is held."""
+    """The prompt cannot be counted here (images, tools): a margin is held, the server's usage decides."""
     task: RequestTask = RequestTask.COMPLETE
     """Other tasks have everything in `fields`."""
     trace_headers: Mapping[str, str] = {}
@@ -129,7 +123,7 @@ Part = Mapping[str, Any]
 
 class CountedDelta(Delta, frozen=True, omit_defaults=True):
     parts: tuple[Part, ...] = ()
-    """In order of arrival; they stand before `text`."""
+    """In order of arrival, before `text`."""
 
 
 class ServerLogprob(TokenLogprob, frozen=True, array_like=True):
@@ -140,7 +134,6 @@ class ServerLogprob(TokenLogprob, frozen=True, array_like=True):
 
 
 def parts_of(delta: Delta) -> tuple[Part, ...]:
-    """Empty for our own engine."""
     return delta.parts if isinstance(delta, CountedDelta) else ()
 
 
@@ -152,18 +145,15 @@ class CountedOutcome(SequenceOutcome, frozen=True, omit_defaults=True):
     """Source of the token count: `upstream` (its usage), `tokenizer` (the model's, here), `estimate` (by
     bytes) or `gateway` (what was passed on, without any count)."""
     uncertain_tokens: int = 0
-    """Upper bound of further tokens generated unseen, when a non-streamed answer was given up; not
-    charged."""
+    """Bound of tokens generated unseen after a non-streamed answer was given up; not charged."""
     finish_word: str = ""
     """The server's finish reason if it says more than `finish`: `tool_calls`, `function_call`,
     `content_filter`, `repetition`."""
     unknown_finish: str = ""
     """Its unknown finish reason, in a line; `finish` is then `stop`."""
     choice_fields: Mapping[str, Any] = {}
-    """Further fields of the choice, sent with its end such as `stop_reason`, or beside its text such as
-    `token_ids`; of a chat those in `ABOUT_PROMPT` stand beside the choices."""
+    """Further fields of the choice, such as `stop_reason` and `token_ids`; see `ABOUT_PROMPT`."""
     fingerprint: str = ""
-    """The server's `system_fingerprint`."""
     reasoning_tokens: int = 0
     """Emitted tokens that were reasoning, by the server's count."""
     incomplete: str = ""
@@ -175,21 +165,17 @@ ABOUT_PROMPT = ("prompt_token_ids", "prompt_logprobs")
 
 
 class ServersWord(msgspec.Struct, frozen=True):
-    """What other servers say of a request's answers, all sequences together; our own engine says none of
-    it."""
+    """What other servers report of a request's answers, all sequences together. Not set by our own engine."""
 
     basis: str = "engine"
     """Source of its token count: `engine` is our own; of several others the least certain."""
     replica_id: str = ""
     """The replica that ran it, which may not be the one that it was sent to."""
     uncertain_tokens: int = 0
-    """Upper bound of its tokens that were generated unseen."""
     reasoning_tokens: int = 0
-    """Its tokens that were reasoning."""
     incomplete: str = ""
-    """What of its answers was cut in the middle; empty: nothing."""
     unknown_finish: str = ""
-    """How the first of its answers ended, where its server has a word of its own for that."""
+    """The first unknown finish reason among its answers."""
 
 
 _WEAKEST_FIRST = ("estimate", "gateway", "tokenizer", "upstream")
@@ -212,7 +198,6 @@ def servers_word(outcomes: Sequence[SequenceOutcome]) -> ServersWord:
 
 
 OnService = Callable[[Mapping[str, TenantShare]], None]
-"""Gets the service of one step, by tenant."""
 
 
 def engine_life(ready: Ready | None) -> str:
@@ -257,9 +242,7 @@ class Upstream(Protocol):
         ...
 
     @property
-    def capabilities(self) -> Capabilities:
-        """As last known."""
-        ...
+    def capabilities(self) -> Capabilities: ...
 
     def describe(self) -> dict[str, Any]:
         """For the status page."""
@@ -270,14 +253,12 @@ class Upstream(Protocol):
         ...
 
     def listen(self, on_service: OnService) -> None:
-        """Calls back with the service of each step, before what it emitted can be read. Never if the server
-        reports none."""
+        """Calls back with each step's service, before its output can be read; never if none is reported."""
         ...
 
     def run(self, submit: Submit, wording: Wording) -> AsyncIterator[Delta]:
-        """Starts a sequence immediately; iterating gives its deltas. Raises `UpstreamUnavailable` if nothing
-        was sent; iterating raises `UpstreamLost`, `SequenceRefused`, `ReaderTooSlow`. Token ids are 0 if only
-        their number is known."""
+        """Starts a sequence; iterating gives its deltas. Raises `UpstreamUnavailable` if nothing was sent;
+        iterating raises `UpstreamLost`, `SequenceRefused`, `ReaderTooSlow`. Token ids are 0 if unknown."""
         ...
 
     def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None) -> None:
@@ -296,13 +277,11 @@ class Upstream(Protocol):
     async def wait_until_up(self, timeout_s: float) -> bool: ...
 
     async def set_policy(self, name: str, options: Mapping[str, str | int | float]) -> None:
-        """From the next step on, and after every restart. Raises `UpstreamLost` (it is set when the upstream
-        is back), and ValueError if refused."""
+        """From the next step on, also after restarts. Raises ValueError, or `UpstreamLost` (set later)."""
         ...
 
     def set_knobs(self, knobs: EngineKnobs) -> None:
-        """Sets all knobs of its scheduler, also after a restart. No effect on servers with a scheduler of
-        their own; our plug-in has some of them."""
+        """Sets all knobs, also after a restart. No effect on foreign schedulers; our plug-in has some."""
         ...
 
     def set_brakes(self, shares: Mapping[int, float]) -> None:
@@ -315,16 +294,13 @@ class Upstream(Protocol):
         ...
 
     async def explain(self, steps: int = 0) -> Explained:
-        """The active policy, the last scheduling decisions and the tokens of the last `steps` steps. Raises
-        `UpstreamLost`."""
+        """The policy, last decisions and tokens of the last `steps` steps. Raises `UpstreamLost`."""
         ...
 
     async def collect(self, *, adopt: bool = False) -> Inventory:
-        """Everything unaccounted for of this gateway; `adopt` adds what dead gateways left. Raises
-        `UpstreamLost`."""
+        """This gateway's unaccounted sequences; `adopt` adds dead gateways'. Raises `UpstreamLost`."""
         ...
 
 
 def takes_turns(upstream: Upstream) -> bool:
-    """Whether it serves and is not drained."""
     return upstream.is_up and not upstream.is_drained

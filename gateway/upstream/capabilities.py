@@ -1,7 +1,6 @@
 """What a server of a model can do beyond plain text, and what a request needs of it. Pure.
 
-A need is a word of `Capability`, or a request field (`need_of_field`). A request goes only to servers that
-lack none of its needs.
+A need is a `Capability` or a request field (`need_of_field`); a server must meet all of a request's.
 """
 
 from __future__ import annotations
@@ -25,13 +24,10 @@ class Capability(StrEnum):
     FORCED_TOOLS = "forced_tools"
     """`tool_choice: "required"` or a named function, ensured by the server's grammar."""
     JSON_OBJECT = "json_object"
-    """`response_format` of the type `json_object`."""
     JSON_SCHEMA = "json_schema"
-    """`response_format` of the type `json_schema`."""
     REASONING = "reasoning"
     """`reasoning_effort`."""
     IMAGES = "images"
-    """Image parts in messages."""
     AUDIO = "audio"
     EXTRA_FIELDS = "extra_fields"
     """The request fields of its kind of server (`openai/server_kinds.py`)."""
@@ -66,8 +62,7 @@ MEDIA_NEEDS: Mapping[str, str] = {
     "video_url": need_of_field("video_url"),
     "file": need_of_field("file"),
 }
-"""The need of a non-text part of a message, by its type. No small trial shows whether a server takes videos
-and files: its operator names them in `fields`."""
+"""By type of message part. Operators name videos and files in `fields`, as no trial shows them."""
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -93,7 +88,6 @@ class Capabilities(msgspec.Struct, frozen=True):
         force_setattr(self, "offers", self.words.union(map(need_of_field, self.fields), endpoints))
 
     def does_as(self, other: Capabilities) -> bool:
-        """Whether it can do the same as `other`."""
         return (self.offers, self.untried, self.kind) == (other.offers, other.untried, other.kind)
 
     def lacks(self, needs: Collection[str]) -> str | None:
@@ -101,8 +95,7 @@ class Capabilities(msgspec.Struct, frozen=True):
         return min((need for need in needs if need not in self.offers), default=None)
 
     def without_usage(self, counted_fields: frozenset[str]) -> Capabilities:
-        """The same server without token counts. `counted_fields`: request fields whose effect only such a
-        count tells."""
+        """The same server without token counts; drops `counted_fields`, which only such a count measures."""
         return msgspec.structs.replace(
             self,
             words=self.words - COUNTED_BY_SERVER,

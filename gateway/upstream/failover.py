@@ -39,15 +39,13 @@ Replica = TypeVar("Replica", bound=Candidate)
 
 
 def may_be_requests(error: Exception) -> bool:
-    """Whether the request may have caused the failure."""
     return isinstance(error, UpstreamFailed) and getattr(error, "code", "") not in SERVERS_OWN
 
 
 def next_replica(
     tried: Sequence[Replica], others: Sequence[Replica], errors: Sequence[Exception]
 ) -> Replica | None:
-    """The replica for the next attempt; None: the error stands. `tried`: replicas so far, in order; `errors`:
-    of all attempts."""
+    """The next replica; None: the error stands. `tried`: in order; `errors`: of all attempts."""
     if len(tried) >= MOST_ATTEMPTS or sum(map(may_be_requests, errors)) >= MOST_OF_REQUESTS_OWN:
         return None
     error = errors[-1]

@@ -1,8 +1,7 @@
 """Holds back tokens of another server until their lease covers them. Pure.
 
-Our own engine stops at a lease; other servers know no leases. What is not covered when the budget is spent is
-dropped: neither delivered nor charged. Of a partly covered piece the tokens count and its text waits for the
-rest.
+Other servers know no leases. What is uncovered when the budget is spent is dropped: neither delivered nor
+charged. Of a partly covered piece the tokens count, its text waits.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class BufferedChunk:
     size: int = 0
     """In bytes: roughly its memory."""
     parts: tuple[Part, ...] = ()
-    """What is not plain text; it stands before `text`."""
+    """What is not plain text; comes before `text`."""
 
 
 def joined(pieces: Sequence[BufferedChunk]) -> BufferedChunk:
@@ -70,10 +69,8 @@ class LeaseBuffer:
     def __init__(self, lease_tokens: int) -> None:
         self.lease_tokens = lease_tokens
         self.passed_tokens = 0
-        """So far, all of them covered."""
         self._held: deque[BufferedChunk] = deque()
         self.held_bytes = 0
-        """Of the pieces that wait for their lease."""
         self._taken_tokens = 0
         self._ahead_tokens = 0
         """Emitted by the server's count, with content still to come."""
@@ -81,7 +78,6 @@ class LeaseBuffer:
 
     @property
     def held(self) -> int:
-        """Pieces that wait for their lease."""
         return len(self._held)
 
     @property
@@ -99,8 +95,7 @@ class LeaseBuffer:
         self._taken_tokens += piece.tokens
 
     def emitted(self, tokens: int) -> None:
-        """Notes that the server has emitted `tokens` in all: they count from now on, their content comes
-        later."""
+        """Counts `tokens` emitted in all from now on; their content comes later."""
         missing = tokens - self._taken_tokens
         if missing > 0:
             self._held.append(BufferedChunk(missing))
@@ -149,6 +144,5 @@ class LeaseBuffer:
         return passed
 
     def ended(self) -> End | None:
-        """Its end, once everything before it was taken. The real count may be below what was passed on, if an
-        estimate was too high."""
+        """Its end, once all before it was taken; its count may be less if an estimate was too high."""
         return self._end if not self._held else None

@@ -1,7 +1,4 @@
-"""The text of an answer's parts: which words of a tool call count, and whether its JSON is complete. Pure.
-
-Both take fragments, split anywhere.
-"""
+"""The text of an answer's parts: which words of a tool call count, and whether its JSON is complete. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ class CallText:
 
     def __init__(self) -> None:
         self._rest = ""
-        """An escape that the last fragment broke off in."""
         self._ended_blank = False
         """The last fragment ended with marks: those of the next one belong to them."""
 
@@ -91,13 +87,11 @@ class Completeness:
     """Whether the tool calls of one answer, and a text that is to be JSON, are complete."""
 
     def __init__(self, *, is_json: bool) -> None:
-        """`is_json`: the text itself is to be JSON."""
         self._calls: dict[int, JsonEnd] = {}
         """By index; -1 is a legacy `function_call`."""
         self._text = JsonEnd() if is_json else None
 
     def feed(self, parts: Sequence[Part], text: str) -> None:
-        """Takes what was passed on."""
         for part in parts:
             for call in part.get("tool_calls", ()):
                 self._feed_call(call["index"], call.get("function", {}))

@@ -17,9 +17,8 @@ MAX_ALTERNATIVES = 20
 
 
 def logprobs_of(found: dict[str, Any]) -> Sequence[TokenLogprob]:
-    """Of a choice's `logprobs`, in the shape of chats or of text completions. Token ids are 0: the API names
-    tokens by their text; without a probability, as the first token of a prompt, NaN. Raises KeyError,
-    TypeError, ValueError, AttributeError or OverflowError for values of another shape."""
+    """Of a choice's `logprobs` in chat or completion form. Token ids are 0 (only texts are sent); a missing
+    probability is NaN. Raises KeyError, TypeError, ValueError, AttributeError or OverflowError."""
     if found.get("content") is not None:
         return [_chat_logprob(item) for item in found["content"]]
     if not found.get("tokens"):

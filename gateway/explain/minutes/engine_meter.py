@@ -1,7 +1,6 @@
 """Counts, by minute, what the engines of a pool did. Pure.
 
-From engines' load reports, looked at once a second. Totals restart with every life of an engine. Other
-servers report no steps: only what they hold is known.
+From load reports, once a second; totals restart with an engine. Other servers report only what they hold.
 """
 
 from __future__ import annotations

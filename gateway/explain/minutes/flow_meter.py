@@ -1,9 +1,8 @@
 """Counts, by minute, what tenants had of a pool, what they were due, and how they waited.
 
-Requests are noted as they line up and end; once a second the service since the last look is divided as it
-ideally would have been (`gateway/explain/ideal_share.py`). Where gateways share a queue, the requests and the
-service of the others come as well (`pool_load.py`), a moment later: so the division is `lag_s` late there,
-and each gateway counts its own service's part of what every tenant was due. Pure: time is passed in.
+Once a second the service since the last look is divided as it ideally would have been (`ideal_share.py`).
+Where gateways share a queue, the others' requests and service come a moment later (`pool_load.py`): the
+division is `lag_s` late, and each gateway counts its own service's part of what every tenant was due. Pure.
 """
 
 from __future__ import annotations
@@ -68,8 +67,7 @@ class _MinuteSums:
 
 
 def whole_parts(parts: Mapping[TenantTier, float], total: int) -> dict[TenantTier, int]:
-    """`parts`, which add up to about `total`, as whole numbers that do so exactly: the largest remainders are
-    rounded up."""
+    """`parts`, about `total` in sum, as whole numbers of exactly that sum (largest remainders round up)."""
     whole = {whose: math.floor(part) for whose, part in parts.items()}
     order = sorted(parts, key=lambda whose: (whole[whose] - parts[whose], whose))
     left = total - sum(whole.values())
@@ -109,8 +107,8 @@ class FlowMeter:
         now_s: float,
         before_line_s: float | None,
     ) -> None:
-        """A request could run from now on; `before_line_s`: what it took until then from its first byte,
-        without the wait for its tenant's limits. None: at another gateway, which counts it."""
+        """A request could run. `before_line_s`: time since its first byte without waits for its tenant's
+        limits; None: at another gateway, which counts it."""
         self._open[request_id] = _OpenRequest(tenant_id, rank, cost)
         self._ideal.arrived(now_s, tenant_id, rank, cost, terms)
         if before_line_s is not None:
@@ -128,8 +126,7 @@ class FlowMeter:
         self._elsewhere.append(_Elsewhere(since_s, until_s, total))
 
     def recent_arrivals(self) -> dict[TenantTier, tuple[int, int]]:
-        """Requests that lined up in the minute that runs and in the one before, and their microseconds before
-        the line."""
+        """Requests that lined up in this minute and the last, and their microseconds before the line."""
         found: dict[TenantTier, tuple[int, int]] = {}
         for minute_us in (self._minute_us - MINUTE_US, self._minute_us):
             minute = self._minutes.get(minute_us) or self._taken.get(minute_us)
@@ -166,8 +163,7 @@ class FlowMeter:
             self._divide(self._sampled.popleft())
 
     def take(self, now_us: int | None = None) -> dict[FlowKey, FlowMinute]:
-        """Removes and returns the minutes that were over at `now_us`, and are divided; None: all that is
-        counted."""
+        """Removes and returns the minutes over at `now_us` and divided; None: all that is counted."""
         if now_us is None:
             while self._sampled:
                 self._divide(self._sampled.popleft())
@@ -190,7 +186,7 @@ class FlowMeter:
         return minute
 
     def _divide(self, sampled: _Sampled) -> None:
-        """Of what the whole pool's service came to for each tenant, this gateway's part counts here."""
+        """Counts this gateway's part of what the whole pool's service came to for each tenant."""
         elsewhere = self._had_elsewhere(sampled.until_s)
         due = self._ideal.advance(sampled.until_s, sampled.had, elsewhere)
         for whose, tokens in self._owed.items():

@@ -1,8 +1,7 @@
 """Writes the minutes of all pools: service, fair shares, engines.
 
-Each minute is written once it is over, all rows in one transaction. If the database is down minutes wait;
-beyond `MAX_WAITING` rows of a kind the oldest are dropped, which a metric reports. No account depends on
-them.
+Each minute once it is over, all rows in one transaction. While the database is down minutes wait; beyond
+`MAX_WAITING` rows of a kind the oldest are dropped and counted. No account depends on them.
 """
 
 from __future__ import annotations
@@ -71,7 +70,6 @@ class MinuteWriter(ExactWriter[MinutesCounted]):
         )
 
     async def flush(self) -> None:
-        """Writes the minutes that are over; keeps them while the database is down, up to a bound."""
         await super().flush()
         if self._unanswered is not None:
             self._collect(self._settled_us())

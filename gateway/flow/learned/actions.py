@@ -11,10 +11,7 @@ from gateway.flow.deadline_check import STRICT
 
 
 class Actions(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """Where knobs rest in one macro-state. The defaults are those of the policy `hybrid`.
-
-    Decoding raises `msgspec.ValidationError` for a value beyond the bounds of its knob.
-    """
+    """Where knobs rest in a macro-state; defaults as `hybrid`. Out of bounds: `msgspec.ValidationError`."""
 
     slots: Annotated[float, Meta(ge=0.25, le=1)] = 1.0
     """Share of an engine's sequences that a step gives decode tokens to; 1: all that its tokens allow."""

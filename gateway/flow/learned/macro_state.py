@@ -1,9 +1,8 @@
 """Macro-states: what a scheduler's load looks like, in at most 12 kinds.
 
-A situation has four features: how many requests wait for each place of the engines, whether the next one of a
-line is long, how full the KV cache is, and whether more arrive than a while ago. With nothing worth calling a
-queue the head of the line says nothing, so there are 2 x 2 states (KV, trend) without a queue and 2 x 2 x 2
-with one. Pure, and constant time.
+Four features: requests waiting per place of the engines, whether the next one of a line is long, how full the
+KV cache is, and whether arrivals increase. Without a notable queue its head does not matter: 2 x 2 states
+(KV, trend) without a queue and 2 x 2 x 2 with one. Pure, O(1).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Borders(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SeenRange(Struct, frozen=True, forbid_unknown_fields=True):
-    """The most of each feature in the fit; beyond it a table says nothing."""
+    """The highest value of each feature in the fit; a table does not apply beyond."""
 
     queued_per_place: Annotated[float, Meta(ge=0)]
     kv_share: Annotated[float, Meta(ge=0, le=1)]

@@ -1,8 +1,7 @@
 """Whether a learned table is for what a pool serves: its model and its machine, as far as both are known.
 
-A table names the model that was simulated (`8b`, a model's name) and the machine (`8b on 2 x h100`, `profile
-engine-0.learned.json`). A server has a name in the API, the model's own id, and says on what kind of device
-it runs. Pure.
+A table names the simulated model (`8b`, a model's name) and machine (`8b on 2 x h100`, `profile
+engine-0.learned.json`); a server tells its name in the API, the model's own id, and the kind of device. Pure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Which macro-state a learned policy is in: looks situations up, and holds on to what it took on; and the
 trend of arrivals, which a situation has.
 
-Pure: time is passed in. A state is taken on when two looks in a row show it, and then held for a while, so
-that a load at a border does not swing. What a table was not fitted on is left at once, to the actions of
-`hybrid`.
+Pure. A state is taken on when two looks in a row show it, and then held for a while, so that a load at a
+border does not swing. What a table was not fitted on is left at once, to the actions of `hybrid`.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from gateway.flow.learned.macro_state import Situation, words
 from gateway.flow.learned.table_file import LearnedTable
 
 HOLDS_S = 10.0
-"""What was taken on, `hybrid` outside of the fit as well, is held for at least this long; only what lies
-outside of the fit ends it sooner."""
+"""The least time that a state, or `hybrid`, is held; leaving what was fitted ends it sooner."""
 FEATURES = ("queued_per_place", "kv_share", "trend")
 """Those whose most a fit has seen."""
 SHORT_S, LONG_S = 10, 60
@@ -89,8 +87,7 @@ class MacroStateSwitch:
 class ArrivalTrend:
     """Arrivals a second of the last `SHORT_S` seconds over those of the last `LONG_S`; 1: steady.
 
-    Counts by whole second, at most `LONG_S` of them and the present one, which counts once it is over: the
-    same arrivals always give the same figure within a second. Use with times that do not go back.
+    Counts by whole second, the present one once it is over. Times must not go back.
     """
 
     def __init__(self) -> None:
@@ -111,8 +108,7 @@ class ArrivalTrend:
             self._seconds.append((second, requests))
 
     def value(self, now_s: float) -> float:
-        """The trend. 1.0 while there is too little to tell: less than `2 * SHORT_S` seconds since the very
-        first arrival, or fewer than `LEAST_ARRIVALS` arrivals in the longer time."""
+        """1.0 in the first `2 * SHORT_S` seconds, or with fewer than `LEAST_ARRIVALS` in the longer time."""
         second = floor(now_s)
         self._forget(second)
         known_s = 0 if self._first is None else min(LONG_S, second - self._first)

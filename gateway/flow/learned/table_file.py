@@ -1,8 +1,4 @@
-"""Learned table: one vector of actions for each macro-state, as one small JSON file.
-
-What `fairgate policy learn` fitted, and what it was fitted on. A table keeps no state: any number of
-gateways may read one.
-"""
+"""Learned table: one vector of actions for each macro-state, as one small JSON file."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ MOST_FILE_BYTES = 1 << 16
 
 
 class BadLearnedTable(ValueError):
-    """A file that is no table of this version; the message says what is wrong and the way out."""
+    """Not a table of this version; the message has the reason and the remedy."""
 
 
 class TableEntry(Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,7 +49,7 @@ class LearnedTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     judged: Judged | None = None
 
     def look_up(self, situation: Situation) -> tuple[int, Actions | None]:
-        """The macro-state, and its actions in constant time; None: outside of what was fitted."""
+        """The macro-state and its actions, in O(1); None: outside of the fit."""
         state = state_of(situation, self.borders)
         entry = self.indexed[state]
         if entry is None or not entry.share or not self.fitted.covers(situation):
@@ -98,7 +94,7 @@ class LearnedTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         """Raises `BadLearnedTable`, also for an unreadable file."""
         try:
             if path.exists() and not path.is_file():
-                # A pipe would hold up who opens it.
+                # A pipe would block `open`.
                 raise BadLearnedTable("it is no file")
             with path.open("rb") as file:
                 content = file.read(MOST_FILE_BYTES + 1)

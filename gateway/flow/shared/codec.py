@@ -1,7 +1,4 @@
-"""Encodes messages to a shared pool and decodes its answers.
-
-MessagePack, as `lua/9_exchange.lua` reads and writes it. No I/O.
-"""
+"""Encodes messages to a shared pool and decodes its answers: MessagePack, as `lua/9_exchange.lua`. No I/O."""
 
 from __future__ import annotations
 
@@ -111,7 +108,7 @@ class GivenTurn(msgspec.Struct, frozen=True, array_like=True):
     had: int = 0
     """`place_counter` less what all gateways charged the tenant ahead, as of their last words."""
     heard: int = 0
-    """The last serial number of its service at that engine that a gateway told of; see `Dispatch`."""
+    """The last serial number of its service at that engine that a gateway reported; see `Dispatch`."""
     engine_life: str = ""
 
 

@@ -1,10 +1,9 @@
 """One gateway's part in the control loop of a shared queue: who decides, and what is in force.
 
-One gateway at a time decides: it holds a lock in Redis that ends unless it is renewed at each look. At each
-look every gateway tells what it sees; the holder has the words of all, decides by all their traffic, and
-keeps the result beside the lock (`control.lua`), under a term that grows with every change of holder: what an
-earlier holder decides is not kept. The others go on from what is kept, so that one that is elected next knows
-all that keeps the loop from swinging.
+The gateway that holds a lock in Redis, renewed at each look, decides. At each look every gateway sends what
+it sees; the holder decides by all their traffic and keeps the result beside the lock (`control.lua`), under a
+term that grows with every change of holder: decisions of earlier holders are not kept. The others follow what
+is kept, so a newly elected one has the state that keeps the loop from swinging.
 
 Pure: a look is a generator of words to send, and is given the answers (None: there was none). Times of other
 gateways come as ages by the clock of Redis.
@@ -23,7 +22,7 @@ from gateway.flow.control_rules import Control, ControlState, Knob, Move, Observ
 from tenants.quota import scripts
 
 LOCK_S = 6.0
-"""Three observations: a gateway that has not renewed its lock for so long is dead or hangs."""
+"""Three observations: after this the holder is taken for dead or hung."""
 FRESH_S = 6.0
 """Validity of an observation."""
 IN_FORCE_S = 30.0
@@ -79,7 +78,6 @@ class ControlAnswer:
     is_elected: bool
     """Since this message."""
     is_stored: bool
-    """The decision was stored."""
     decided: bytes
     """The valid decision; empty: none yet."""
     decided_ago_s: float
@@ -161,7 +159,7 @@ class ControlSession:
         return ControlWords(self._gateway_id, self._own_term, b"", leaves=True)
 
     def words(self, seen: Observation, now_s: float) -> ControlWords:
-        """What this gateway sees and, where it decides, what it has decided."""
+        """This gateway's observation and, if it is the holder, its decision."""
         packed = msgspec.json.encode(seen)
         if not self.is_holder:
             return ControlWords(self._gateway_id, 0, packed)
@@ -209,8 +207,7 @@ class ControlSession:
 
 
 def together(seen: Sequence[Observation]) -> Observation:
-    """What several gateways of one pool see. Of its engines all see the same; shares weigh by arrivals.
-    Raises ValueError for none."""
+    """Combines a pool's observations; shares weigh by arrivals. Raises ValueError for none."""
     if not seen:
         raise ValueError("no gateway has said what it sees")
     if len(seen) == 1:

@@ -1,9 +1,8 @@
 """One gateway's part of a shared queue.
 
-Its own requests, in an ordinary flow controller, which decides nothing while the pool does: turns are passed
-in. Status pages read it; it is sent again when Redis has lost its memory, and decides while Redis is away, if
-that is allowed. Forecasts also see what other gateways have waiting, as of the last look at the pool (`see`):
-a number of requests of each tenant, all of its mean size.
+Its own requests, in an ordinary flow controller that decides nothing while the pool does: turns are passed
+in. It serves status pages, is sent again when Redis has lost its data, and decides while Redis is away, if
+allowed. Forecasts also see others' waiting requests (`see`), at each tenant's mean size.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ MAX_OTHERS = 1024
 
 
 class Mirror(FlowController):
-    """A flow controller that takes turns decided by the pool. `on_order` is called with every new order,
-    `on_brakes` with all brakes when one changes."""
+    """Takes turns decided by the pool. `on_order` gets each new order, `on_brakes` all brakes on a change."""
 
     on_order: Callable[[str], None] = staticmethod(lambda name: None)
     on_brakes: Callable[[Brakes], None] = staticmethod(lambda brakes: None)
@@ -47,12 +45,10 @@ class Mirror(FlowController):
         self.on_order(order_name)
 
     def set_brakes(self, brakes: Brakes, now_s: float) -> None:
-        """As `FlowController.set_brakes`, for the whole pool."""
         super().set_brakes(brakes, now_s)
         self.on_brakes(brakes)
 
     def heard(self, replica_id: str, life: str, service: Mapping[str, TenantShare]) -> None:
-        """As `FlowController.heard`, for the whole pool."""
         super().heard(replica_id, life, service)
         self.on_heard(replica_id, life, service)
 
@@ -72,8 +68,7 @@ class Mirror(FlowController):
         self._seen_s = now_s
 
     def queue_clone(self, counters: ServiceCounters) -> TieredQueue:
-        """As `FlowController.queue_clone`, with what waits at other gateways: the first of each place, at
-        most `MAX_OTHERS`."""
+        """As `FlowController.queue_clone`, with `MAX_OTHERS` at most of the next ones at other gateways."""
         copy = super().queue_clone(counters)
         mine = {ticket.entry.tenant_id for ticket in self.tickets()}
         left = MAX_OTHERS
@@ -126,8 +121,7 @@ class Mirror(FlowController):
         return self.grant(ticket, replica, rank, now_s, reason)
 
     def cached_tokens(self, ticket: Ticket, replica_ids: Iterable[str], now_s: float) -> dict[str, int]:
-        """By replica, the input tokens that need probably not be computed there, as far as this gateway
-        knows from its own requests; only where there are some."""
+        """By replica, the input tokens probably cached there by this gateway's own requests; only above 0."""
         scorer = self.placement.scorer
         if not isinstance(scorer, PrefixRouter) or not ticket.prefix_hashes:
             return {}

@@ -63,8 +63,7 @@ class PoolSession:
     def __init__(
         self, mirror: Mirror, rule: PoolRule, life: int, replica_names: Mapping[str, str] | None = None
     ) -> None:
-        """`life` must differ from that of any other process under the same gateway id; `replica_names`: what
-        the pool calls this gateway's replicas (others may use the same ids for other engines)."""
+        """`life`: unique among processes of this gateway id; `replica_names`: replica ids in the pool."""
         self.mirror = mirror
         self.rule = rule
         self.queued = [0] * 6
@@ -158,7 +157,7 @@ class PoolSession:
         self._acts.append(["finish", entry_id, cost])
 
     def _had(self, tenant_id: str, amount: int) -> None:
-        """A tenant had service: no news by itself, but told with the next."""
+        """A tenant had service: sent with the next message, not by itself."""
         self._served[tenant_id] = self._served.get(tenant_id, 0) + amount
 
     def _heard(self, replica_id: str, life: str, service: Mapping[str, TenantShare]) -> None:
@@ -190,8 +189,7 @@ class PoolSession:
     def message(
         self, now_s: float, replicas: Sequence[Replica], *, leaves: bool = False
     ) -> PoolMessage | None:
-        """What to send now; None while another message is out. `replicas` serve this gateway now; `leaves`:
-        the last word of a gateway that ends."""
+        """The next message; None while another is in flight. `leaves`: the gateway ends."""
         if self._is_out:
             return None
         has_engine = bool(replicas)
@@ -269,8 +267,7 @@ class PoolSession:
         self._belongs = False
 
     def refused(self) -> None:
-        """Redis rejects the message that is out: all is sent anew, to a pool that begins anew where this goes
-        on."""
+        """Redis rejects the message in flight: all is sent anew; if it goes on, into a new epoch."""
         self.refusals += 1
         self.failed()
         self.lost()
@@ -280,8 +277,7 @@ class PoolSession:
         return self.refusals >= BROKEN_AFTER
 
     def answered(self, packed: bytes, now_s: float) -> PoolNews:
-        """The answer to the message that is out. Raises `msgspec.DecodeError`, and `UnknownPolicy` for an
-        order that no gateway has set."""
+        """Applies an answer. Raises `msgspec.DecodeError`, and `UnknownPolicy` for an unknown order."""
         answer = codec.answer(packed)
         self._out, self._is_out = None, False
         if answer.status != "ok":
@@ -312,8 +308,7 @@ class PoolSession:
         return self._hear(codec.turns(packed), now_s)
 
     def _hear(self, turns: Iterable[GivenTurn], now_s: float) -> list[Dispatch]:
-        """The new ones, in the order in which they were given: each brings its tenant's counter, and the last
-        one that an engine hears is in force. A turn is repeated until it was confirmed: most come twice."""
+        """The new turns in order, each with its tenant's counter. Turns are repeated until confirmed."""
         heard: list[Dispatch] = []
         for turn in sorted(turns, key=attrgetter("number")):
             if turn.life != self._life:

@@ -1,9 +1,8 @@
 """Circuit breaker of one server, decided by the gateway's own requests. Pure.
 
 Closed (everything passes), open (nothing passes), half open after a pause (the gateway asks for one token). A
-failed request is only a suspicion, as its tenant may have caused it: the gateway then asks for one token, one
-request at a time and at most every `ask_every_s`, and opens the breaker if that fails; each further failure
-doubles the pause.
+failed request is only a suspicion, as its tenant may have caused it: the gateway then asks for one token, at
+most every `ask_every_s`, and opens the breaker if that fails; each further failure doubles the pause.
 """
 
 from __future__ import annotations
@@ -56,12 +55,10 @@ class Breaker:
         return max(0.0, self._open_until_s - now_s) if self._open_until_s is not None else 0.0
 
     def suspect(self) -> None:
-        """A request failed there."""
         self._is_suspected = True
 
     def ask_in_s(self, now_s: float) -> float | None:
-        """Seconds until the server should be asked for one token; None: no reason to, or it is being
-        asked."""
+        """Seconds until the server should be asked for one token; None: no reason, or being asked."""
         if self._is_asked or (self.is_closed and not self._is_suspected):
             return None
         return max(self.retry_in_s(now_s), self._asked_s + self._rule.ask_every_s - now_s, 0.0)

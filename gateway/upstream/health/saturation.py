@@ -1,7 +1,6 @@
 """A server's saturation from its Prometheus page, and the window that follows from it. Pure.
 
-Knows the pages of vLLM (both names of its KV gauge), SGLang, TensorRT-LLM (`/prometheus/metrics`) and
-Fairgate. Shows the load by other clients, which this gateway's own window does not know.
+Pages of vLLM (both names of its KV gauge), SGLang, TensorRT-LLM (`/prometheus/metrics`) and Fairgate.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ class Saturation:
 
 
 def read(page: str) -> Saturation | None:
-    """None without a known name. Data-parallel ranks and replicas are added up; of several KV gauges the
-    fullest counts."""
+    """None without a known name. Sums over ranks and replicas; of several KV gauges the fullest counts."""
     running = waiting = 0.0
     kv_usage: float | None = None
     blocks: dict[str, float] = {}
@@ -84,8 +82,7 @@ def read(page: str) -> Saturation | None:
 
 
 def window(seen: Saturation | None, max_concurrent: int, own: int) -> int:
-    """Sequences that this gateway may have at the server, of `max_concurrent`; `own`: those it has. At least
-    1: only a call finds out that there is room again."""
+    """Sequences that this gateway may have at the server; `own`: has now. At least 1, to notice new room."""
     if seen is None:
         return max_concurrent
     others = max(0, seen.running + seen.waiting - own)

@@ -22,8 +22,7 @@ IDLE_S = 20.0
 
 
 class Reader(Protocol):
-    """Receives one response: `head`, any number of `body`, then `end`; or `lost` at any time. `end` and
-    `lost` are the last call."""
+    """Gets one response: `head`, any `body`, then `end`; or at any time `lost`. Nothing follows these two."""
 
     def head(self, status: int, headers: Mapping[str, str]) -> None:
         """Header names are in lower case."""
@@ -65,7 +64,6 @@ class Connection(asyncio.Protocol):
         self._has_body = False
         """The current read brought some of the body, or the end of a response."""
         self._until_close = False
-        """The body has no declared length: it ends with the connection."""
         self._is_kept = False
         self._is_gone = False
         self._idle_since_s = 0.0

@@ -22,8 +22,7 @@ class SseParser:
         """Start of an event whose end has not come."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of every event that is now complete; lines of one event are joined by LF. Raises
-        `EventTooLarge`."""
+        """The data of every event now complete; its lines are joined by LF. Raises `EventTooLarge`."""
         if self._rest:
             seen = max(0, len(self._rest) - 2)  # an end may lie across two pieces
             self._rest += data

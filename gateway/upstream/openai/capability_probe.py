@@ -28,11 +28,10 @@ from gateway.upstream.openai.server_kinds import KIND_FIELDS, ServerKind
 TRY_EVERY_S = 300.0
 """A server may be started anew, with other options, between two looks at its list of models."""
 AGAIN_AFTER_S = 5.0
-"""At the earliest because of refusals, which clients cause; and while something is untried. Twice as long
-after each time that showed nothing new, up to `TRY_EVERY_S`: neither a client that is refused again and again
-nor a path that never gives a clear answer costs the server more."""
+"""Least pause after a refusal or while something is untried; doubles up to `TRY_EVERY_S` while nothing new
+shows, so that repeated refusals cost the server no more."""
 UNTRIED_AFTER_S = 60.0
-"""At the latest while something is untried: requests that need it are told to come again."""
+"""Longest pause while something is untried: clients that need it are asked to retry."""
 MOST_TRIAL_S = 30.0
 VECTORS = frozenset({Capability.EMBEDDINGS, Capability.RERANK})
 TRIED = frozenset(Capability) - {Capability.TEXT}
@@ -95,7 +94,6 @@ class CapabilityProbe:
             loop.call_at(max(loop.time(), self._tried_s + self.pause_s), self.want)
 
     async def keep_trying(self) -> None:
-        """While it is up: when requested, and periodically."""
         while not self.is_set:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.pause_s if self.found.untried else TRY_EVERY_S):
@@ -105,8 +103,7 @@ class CapabilityProbe:
                 await self.try_all()
 
     async def try_all(self) -> None:
-        """Tries everything once, one request after the other. What fails for another reason than a refusal
-        keeps its state."""
+        """Tries everything once, in turn. Failures other than refusals change nothing."""
         if self.is_set:
             return
         self._is_doubted, self._tried_s = False, asyncio.get_running_loop().time()
@@ -153,8 +150,7 @@ class CapabilityProbe:
         self.pause_s = min(longest_s, 2 * self.pause_s) if self.found.does_as(before) else AGAIN_AFTER_S
 
     async def one_token(self) -> tuple[int, str]:
-        """Requests a token or a vector in the simplest known way. The status (0: none came), and why that is
-        no sign of life; empty: it is one, as a refusal is."""
+        """Requests one token or vector. Status (0: none), and why it shows no life; empty: it does."""
         found, model = self.found, self._server.model
         least = [
             trial
@@ -235,7 +231,6 @@ class CapabilityProbe:
 
 
 def described(probe: CapabilityProbe) -> Mapping[str, object]:
-    """For the status page: what it can do, what not and why, and whether that was tried or set."""
     found = probe.found
     return {
         "server": found.kind,

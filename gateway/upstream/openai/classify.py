@@ -1,7 +1,6 @@
 """Classifies the end of a call to another server, for its sequence and for the server. Pure.
 
-A failure before the first token may be retried elsewhere (`NotBegun`); a later one may not. Either makes the
-server suspect, and the gateway probes it (`gateway/upstream/openai/monitor.py`).
+A failure before the first token may be retried elsewhere (`NotBegun`). Each makes the server suspect.
 """
 
 from __future__ import annotations
@@ -63,5 +62,4 @@ def of_fault(fault: Exception, *, has_begun: bool) -> UpstreamFailed:
 
 
 def failure(code: str, message: str, *, has_begun: bool) -> UpstreamFailed:
-    """Retriable elsewhere if nothing of it came."""
     return UpstreamFailed(message) if has_begun else NotBegun(code, message)

@@ -31,8 +31,7 @@ class Timeouts:
     probe_s: float = 5.0
 
     def whole_s(self, tokens: int) -> float:
-        """From sending the request to the first byte of a whole answer: the first byte comes with the end of
-        at most `tokens`."""
+        """From request to first byte, which comes with the end of at most `tokens`."""
         return self.first_byte_s + self.between_s * -(-tokens // TOKENS_PER_PAUSE)
 
 
@@ -103,7 +102,6 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def pool_name(self) -> str:
-        """The model's name here."""
         return self.pool or self.model
 
 
@@ -120,5 +118,4 @@ class OpenAIServer(UpstreamSettings, frozen=True):
 
     @property
     def timeouts(self) -> Timeouts:
-        """Longest waits."""
         return Timeouts(self.connect_s, self.first_byte_s, self.between_s, self.probe_s)

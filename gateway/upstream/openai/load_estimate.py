@@ -1,6 +1,4 @@
-"""Estimated snapshot of another server's load, in the form of our own engine's, from its observed pace and
-this gateway's sequences there.
-"""
+"""Estimated snapshot of another server's load, in our own engine's form, from its observed pace."""
 
 from __future__ import annotations
 
@@ -26,8 +24,7 @@ class LoadEstimate:
         self._snapshot_s = float("-inf")
 
     def learn(self, sequence: OpenAISequence, beside: int) -> None:
-        """A sequence ended beside `beside` others: a point of the prefill and one of a decode step. Of many
-        sequences about `LEARNED_PER_S` are used."""
+        """Learns prefill and decode time from a sequence that ended beside `beside` others."""
         if sequence.first_token_s is None or sequence.last_token_s is None:
             return
         if not self._learned.takes(sequence.last_token_s):

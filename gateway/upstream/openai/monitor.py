@@ -1,8 +1,7 @@
 """Health checks and capacity of an OpenAI-compatible server.
 
-Its list of models is probed regularly, its Prometheus page is read where it has one, and where a call fails
-it is asked for one token: that, and no client's request, opens and closes its circuit breaker. From these
-follow whether it is up, and its size as a window of this gateway.
+Probes its list of models, reads its Prometheus page, and after a failed call asks for one token: that, and no
+client's request, moves its circuit breaker. Gives whether it is up, and its size as a window.
 """
 
 from __future__ import annotations
@@ -82,15 +81,13 @@ class ServerMonitor:
         self._answers = False
         """The last probe found the server, and the model there."""
         self.is_up = False
-        """It is there, has the model, and answers. Asked several times a request, so it is set where one of
-        these changes (`_notify`)."""
+        """It is there, has the model, and answers. Stored (`_notify`), as every request reads it."""
         self._changed = asyncio.Event()
         self.prefix_cache = server.prefix_cache
         """Never `auto`: until its list of models was read, the cache is hidden."""
         if server.prefix_cache is PrefixCache.AUTO:
             self.prefix_cache = PrefixCache.HIDDEN
         self.contradictions = dict.fromkeys(CONTRADICTIONS, 0)
-        """Answers whose count contradicts itself, by kind."""
         self.refusal = ""
         """Why it is not used, or why it does not answer."""
         self.seen: Saturation | None = None
@@ -99,7 +96,6 @@ class ServerMonitor:
         self._busy_until_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self.trials = CapabilityProbe(server, client, is_up=lambda: self._answers, on_change=on_change)
-        """What it can do."""
 
     # ------------------------------------------------------------ state
 
@@ -114,21 +110,17 @@ class ServerMonitor:
 
     @property
     def model(self) -> ModelInfo | None:
-        """The model, once the server was there."""
         return self._ready.model if self._ready is not None else None
 
     @property
     def breaker_state(self) -> BreakerState:
-        """The state of its circuit breaker."""
         return self._breaker.state(now())
 
     @property
     def retry_in_s(self) -> float:
-        """Seconds until it is asked whether it serves again, while the breaker is open."""
         return self._breaker.retry_in_s(now())
 
     def window(self) -> int:
-        """The number of sequences that this gateway may have there."""
         if self.seen is None and not self._busy_until_s:
             return self._server.max_concurrent
         own = self._running()
@@ -193,7 +185,6 @@ class ServerMonitor:
         self._notify()
 
     def contradicted(self, kind: str) -> None:
-        """Notes that an answer's count contradicts itself."""
         self.contradictions[kind] += 1
         if self.contradictions[kind] == 1:
             log.warning(
@@ -205,7 +196,6 @@ class ServerMonitor:
     # ------------------------------------------------------------ probes
 
     async def start(self) -> None:
-        """Probes the server, and begins to do so regularly."""
         await self.probe()
         self._tasks.append(asyncio.create_task(self._keep_probing()))
         self._tasks.append(asyncio.create_task(self.trials.keep_trying()))
@@ -216,7 +206,6 @@ class ServerMonitor:
             self._tasks.append(asyncio.create_task(work))
 
     async def close(self) -> None:
-        """Stops probing."""
         await stop(self._tasks if self._asking is None else [*self._tasks, self._asking])
 
     async def wait_until_up(self, timeout_s: float) -> bool:

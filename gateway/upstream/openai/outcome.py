@@ -29,11 +29,10 @@ def outcome_of(
     answer: ResponseReader | None = None,
     incomplete: str = "",
 ) -> CountedOutcome:
-    """`usage`: the server's own count, where it gave one. `is_prompt_counted`: the gateway has counted
-    the prompt by the model's tokenizer, which then decides; an estimate is the most that the server's count
-    may be. `is_cache_told`: the tenant may know what the server found in its prefix cache; otherwise the
-    whole prompt counts as computed. `has_run`: the server has computed the prompt. `answer`, `incomplete`:
-    how a completion ended in the server's own words. Times are seconds since the sequence was sent."""
+    """`usage`: the server's own count. `is_prompt_counted`: by the model's tokenizer, which then decides;
+    else an estimate bounds the server's count. `is_cache_told`: the tenant may know the cache hits; otherwise
+    the whole prompt counts as computed. `has_run`: the prompt was computed. `answer`, `incomplete`: how a
+    completion ended in the server's words. Times: seconds since sending."""
     prompt_tokens, cached_tokens = len(submit.prompt_token_ids), 0
     if usage is not None and usage.prompt_tokens > 0:
         if not is_prompt_counted:

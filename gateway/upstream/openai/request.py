@@ -126,10 +126,9 @@ def body(
     cache_salt: str = "",
     claims: str = "",
 ) -> bytes:
-    """The request's body. `cache_salt`: prompts share cached prefixes only under the same one; empty: not
-    sent. Of sampling what the client said is sent and nothing else: the defaults are the server's. What the
-    gateway decides goes before `wording.fields`.
-    `claims`: signed, for Fairgate's plug-in; empty: it has none."""
+    """`cache_salt`: only prompts with the same one share prefixes; empty: not sent. Unset sampling is left to
+    the server. The gateway's decisions override `wording.fields`. `claims`: signed, for our plug-in; empty:
+    it has none."""
     found: dict[str, Any] = {**wording.fields, **wording.sampling, "model": model}
     if wording.task is RequestTask.COMPLETE:
         _add_completion(found, submit, wording, max_tokens, usage, is_streamed=stream)

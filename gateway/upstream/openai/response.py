@@ -66,8 +66,7 @@ class Chunk(msgspec.Struct):
     before: Sequence[AnswerPart] = ()
     after: Sequence[AnswerPart] = ()
     choice_fields: dict[str, Any] = {}
-    """Further fields of the choice: `stop_reason`, `matched_stop`, and what was asked for beside its text:
-    `token_ids`, `prompt_token_ids`, `prompt_logprobs`."""
+    """Further fields: `stop_reason`, `matched_stop`, `token_ids`, `prompt_token_ids`, `prompt_logprobs`."""
     fingerprint: str = ""
 
 
@@ -83,9 +82,7 @@ class _AboutPrompt(msgspec.Struct):
 
 class _Choice(_AboutPrompt):
     delta: Said | None = None
-    """Of a chat's stream."""
     message: Said | None = None
-    """Of a whole chat."""
     text: str | None = None
     finish_reason: str | None = None
     logprobs: dict[str, Any] | None = None
@@ -121,8 +118,7 @@ NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def chunk(data: bytes) -> Chunk:
-    """Decodes one event's data, or a whole answer, which differs only in one name. Raises `Garbage`, and
-    `StreamError` for an error object."""
+    """Decodes an event's data or a whole answer. Raises `Garbage`, and `StreamError` for an error object."""
     try:
         found = _answers.decode(data)
     except NOT_JSON:
@@ -188,7 +184,7 @@ def _says_prompt(answer: _Answer, choice: _Choice) -> bool:
 
 
 def finish_of(word: str) -> tuple[str, str]:
-    """Our finish reason, and the server's where that says more or is none that is known, in a line."""
+    """Our finish reason, and the server's if it says more or is unknown."""
     if word in FINISHES:
         return FINISHES[word], word if word in TELLING_FINISHES else ""
     return "stop", one_line(word, MAX_FINISH_CHARACTERS)
@@ -222,8 +218,7 @@ class Meaning(StrEnum):
     KEY = "key"
     """It rejects the gateway's key."""
     UNSURE = "unsure"
-    """It refuses this request if it answers others; otherwise it rejects the gateway: a wrong path, an
-    unknown model."""
+    """Refuses this request if it answers others; else the gateway: a wrong path, an unknown model."""
 
 
 def meaning(status: int) -> Meaning:
@@ -256,8 +251,7 @@ MAX_FIELD_STEPS = 8
 
 
 def refusal(data: bytes, *known: str) -> tuple[str, str, str | None]:
-    """Code, message and parameter of a body that refuses the request: the server's own reason in a line,
-    without addresses and keys, those in `known` among them, and the field of ours that it names."""
+    """Code, message (without addresses, keys and those `known`) and our field named by a refusing body."""
     error = _error_in(data)
     reason, field = without_secrets(said(error), *known), _field_of(error)
     code = error.get("code") if isinstance(error, dict) else None
@@ -272,8 +266,7 @@ def refusal(data: bytes, *known: str) -> tuple[str, str, str | None]:
 
 
 def _field_of(error: object) -> str | None:
-    """The field of ours that a refusal names, as a path into the request: as `param`, or as the `loc` of a
-    validation error."""
+    """The field of ours that a refusal names, by `param` or the `loc` of a validation error."""
     if not isinstance(error, dict):
         return None
     detail, param = error.get("detail"), error.get("param")

@@ -1,7 +1,4 @@
-"""Incremental readers of a server's answer: streamed or whole. Pure.
-
-Two readers with equal results: `StreamedResponse` for server-sent events, `WholeResponse` for one JSON body.
-"""
+"""Incremental readers of a server's answer, with equal results: streamed or whole. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +18,7 @@ MAX_WHOLE_BYTES = 8 * 2**20
 """Including its log probabilities."""
 MAX_UNCOUNTED = 256 * 1024
 MAX_UNCOUNTED_PER_TOKEN = 256
-"""Characters of annotations, ids and types, which count for no tokens: some servers repeat them with each
-fragment of a tool call."""
+"""Characters of annotations, ids and types, not counted as tokens; some servers repeat them."""
 
 
 class CutShort(Exception):
@@ -30,8 +26,7 @@ class CutShort(Exception):
 
 
 class ResponseReader(Protocol):
-    """Reads one answer. The results of `feed` and `close` may be passed on, also where `fault` is set after
-    them."""
+    """Reads one answer. The results of `feed` and `close` may be passed on even after a `fault`."""
 
     @property
     def content_type(self) -> str: ...
@@ -56,17 +51,14 @@ class ResponseReader(Protocol):
         ...
 
     @property
-    def fingerprint(self) -> str:
-        """Its `system_fingerprint`; empty: none."""
-        ...
+    def fingerprint(self) -> str: ...
 
     @property
     def is_complete(self) -> bool: ...
 
     @property
     def is_overrun(self) -> bool:
-        """The server ignores where it was to stop: the answer is complete for us, and the server must be
-        stopped."""
+        """The answer is complete for us, but the server goes on and must be stopped."""
         ...
 
     @property
@@ -87,11 +79,8 @@ class ResponseReader(Protocol):
 
 
 class Echo:
-    """The prompt that a text completion begins with where that was asked for (`echo`).
-
-    It passes with its log probabilities, never counts as output and is never cut. Of a prompt of token ids
-    the gateway does not know the text: all that the first chunk has passes, and the server's usage counts.
-    """
+    """The prompt at the start of a text completion (`echo`): passed with its log probabilities, never counted
+    nor cut. If sent as token ids its text is unknown: all of the first chunk passes, the usage counts."""
 
     def __init__(self, prompt: str | Sequence[int] = "") -> None:
         """`prompt`: as it was sent; empty: none is asked for."""
@@ -250,7 +239,6 @@ class WholeResponse(_Ended):
 def _counted_pieces(
     chunk: Chunk, count: TokenCount, size: int
 ) -> tuple[list[BufferedChunk], list[BufferedChunk]]:
-    """Of a chunk without an echo."""
     tokens = count.saw(chunk)
     logprobs = count.fitting(chunk.logprobs) if chunk.logprobs else ()
     if chunk.before or chunk.after:
@@ -269,8 +257,7 @@ def _counted_pieces(
 def _pieces_with_parts(
     chunk: Chunk, count: TokenCount, first: BufferedChunk
 ) -> tuple[list[BufferedChunk], list[BufferedChunk]]:
-    """The same of a chunk that has parts; `first` has its tokens. A tool call's fragment that does not fit
-    whole is beyond them: half of it is of no use."""
+    """The same of a chunk with parts; `first` has its tokens. A tool call's fragment fits whole or not."""
     within, beyond = [first], [BufferedChunk(0)]
     room = count.fits
     for part, length in zip((*chunk.before, None, *chunk.after), count.lengths, strict=True):
@@ -300,7 +287,6 @@ def _pieces_with_parts(
 
 
 def _add(pieces: list[BufferedChunk], content: str | Part) -> None:
-    """Adds text or a part to the last piece, or to a new one where that keeps their order."""
     if isinstance(content, str):
         pieces[-1].text += content
         return

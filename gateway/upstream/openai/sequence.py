@@ -1,8 +1,7 @@
 """Turns the response of another server into the deltas of a sequence.
 
-Bytes come from `gateway/upstream/http/connection.py`, are read by `response_reader.py` and held by
-`lease_buffer.py` until they are covered. The reader gets deltas as from our own engine: the last one carries
-the outcome, or iterating raises why there is none.
+Bytes from `http/connection.py` are read by `response_reader.py` and held by `lease_buffer.py` until covered.
+The last delta carries the outcome, or iterating raises why there is none.
 """
 
 from __future__ import annotations
@@ -59,17 +58,13 @@ class OpenAISequence:
         repeats: Callable[[str], bool] = lambda _: False,
         withheld: Sequence[str] = (),
     ) -> None:
-        """`most_tokens` were asked for; `first_byte_s`: timeout of the answer's first content, of a whole
-        answer of its first byte. `is_prompt_counted`: by the model's tokenizer, not by an estimate.
-        `is_cache_told`: what the server found in its prefix cache may be passed on to the tenant. `is_json`:
-        its text is to be JSON. `threads`: for long answers that have to be tokenised.
-        `on_verdict` is called when the answer begins and when it ends, in any way, and returns the proof of
-        whose fault a failure is (`UpstreamFailed.proof`); `on_contradiction` when
-        its count contradicts itself (`TokenCount.contradiction`); `on_complete` with any other answer that
-        has come to its end; `on_over` once, when the reader has been
-        given everything. `waits_there`: whether the server sends nothing because the sequence waits for its
-        turn or its lease there; None: it knows no leases. `repeats`: whether words of the server are the
-        client's own. `withheld`: what no client may read in them, such as the server's key."""
+        """`most_tokens`: asked for; `first_byte_s`: timeout of the first content (of a whole answer: byte).
+        `is_prompt_counted`: by the model's tokenizer. `is_cache_told`: the tenant may know cache hits.
+        `is_json`: the text must be JSON. `threads`: to tokenise long answers. `on_verdict`: called at begin
+        and end, returns the proof of fault (`UpstreamFailed.proof`); `on_contradiction`: see
+        `TokenCount.contradiction`; `on_complete`: with other complete answers; `on_over`: once, when all was
+        read. `waits_there`: whether it waits at the server for its turn or lease; None: no leases. `repeats`:
+        whether a server's words are the client's. `withheld`: secrets in them, such as the key."""
         self._repeats = repeats
         self._withheld = withheld
         self.submit = submit
@@ -111,8 +106,7 @@ class OpenAISequence:
         self.is_held_up = False
         """Its reader, or its lease, is so far behind that the server is held up."""
         self._has_first_delta = False
-        """The first delta is not taken yet: it is passed on before more is read, of which a fast server, or a
-        network that delivers in bursts, has a lot by then."""
+        """The first delta is not taken yet: it goes out before more is read, of which there may be a lot."""
         self._idle_timeout = IdleTimeout(self._loop, timeouts.connect_s + first_byte_s, self._late)
         self._close_timer: asyncio.TimerHandle | None = None
         self._stop_timer: asyncio.TimerHandle | None = None
@@ -151,7 +145,7 @@ class OpenAISequence:
         return self._error is not None
 
     def stopping(self, cause: str) -> None:
-        """The server was asked to end it: its last word, with the real count, is waited for, a while."""
+        """The server was asked to end it: waits up to `STOP_S` for its end, with the real count."""
         if not self._is_over and not self._stop_cause:
             self._stop_cause = cause
             self._stop_timer = self._loop.call_later(STOP_S, self.cancel, cause)
@@ -303,7 +297,7 @@ class OpenAISequence:
         self._pass_on()
 
     def _ended_early(self) -> None:
-        """The server's plug-in ended it at its lease: it had heard nothing from this gateway for too long."""
+        """The server's plug-in ended it at its lease, as this gateway was silent for too long."""
         self._pass_on()
         self._error = UpstreamFailed("it ended the answer at its lease: it lost contact with the gateway")
         self._leave()
@@ -373,8 +367,7 @@ class OpenAISequence:
         self._fail(*refused, said_in(self._refusal))
 
     def _fail(self, verdict: CallVerdict, error: Exception, said: str = "") -> None:
-        """`said`: the server's own words, for the log only; a log has no prompts, so those that repeat the
-        request are left out."""
+        """`said`: the server's words, for the log; left out if they repeat the request."""
         if self._is_over:
             return
         if said and self._repeats(said):

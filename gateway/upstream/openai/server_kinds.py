@@ -1,8 +1,7 @@
 """Kinds of servers that speak OpenAI's API, and the server-specific request fields that are passed on. Pure.
 
-An allow-list by kind: fields that shape an answer. Fields that would change how much is generated or computed
-beyond what is metered, whose turn it is, or whose cache is read are refused by name, with the reason. Names
-are those of vLLM 0.32, SGLang 0.5 and llama.cpp's server.
+An allow-list by kind (vLLM 0.32, SGLang 0.5, llama.cpp's server). Fields that would change what is metered,
+whose turn it is, or whose cache is read are refused by name, with the reason.
 """
 
 from __future__ import annotations
@@ -116,13 +115,12 @@ PROMPT_FIELDS = frozenset(
         "truncate_prompt_tokens", "truncation_side",
     }
 )  # fmt: skip
-"""Passed fields that change what the server renders: its prompt is not the one that is counted here."""
+"""Passed fields that change the rendered prompt, so that it is not the one counted here."""
 
 COUNTED_FIELDS = PROMPT_FIELDS | {
     "include_reasoning", "separate_reasoning", "stream_reasoning", "echo", *MEDIA_NEEDS
 }  # fmt: skip
-"""Passed fields that change the prompt, hide what is generated or stand before it: only the server's own
-count tells how much that is."""
+"""Passed fields that change the prompt, hide output or precede it: only the server's count is right."""
 
 TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 
@@ -143,7 +141,7 @@ IDLE_VALUES: Mapping[str, Any] = {
     "spaces_between_special_tokens": True, "stop_token_ids": [], "stream_reasoning": True, "suffix": "",
     "thinking": {"type": "disabled"}, "verbosity": "medium",
 }  # fmt: skip
-"""Values that ask for nothing special: a server that does not take the field is sent the request without."""
+"""Values without effect: a server that does not take the field is sent the request without it."""
 
 _NEEDS = {"reasoning_effort": Capability.REASONING, **dict.fromkeys(TOOL_FIELDS, Capability.TOOLS)}
 

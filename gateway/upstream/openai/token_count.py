@@ -1,15 +1,13 @@
 """Counts the tokens that another server has emitted, and bounds its text by them.
 
-While it runs, its chunks are counted (a whole answer is one of them): a chunk with content is at least one
-token, or what the server says with `continuous_usage_stats`. Where the model's tokenizer is known, the text
-itself is counted as it comes; elsewhere `LONGEST_TOKEN_BYTES` make at least a token. That is never more than
-there really were, so that nothing is charged to a rate which the settlement would not confirm. Text beyond
-the tokens that were asked for does not fit (`fits`), whatever the server says of it.
+On the way each chunk with content is at least one token, or what `continuous_usage_stats` says. With the
+model's tokenizer the text itself is counted as it comes; else `LONGEST_TOKEN_BYTES` make a token. This never
+exceeds the real number, so rates are not charged what settlement would not confirm. Text beyond the tokens
+asked for does not fit (`fits`).
 
-At the end the server's usage decides, unless the text holds more tokens than that; without it the text is
-counted by the model's tokenizer, which takes long for a long text; without that it is estimated by bytes,
-with a margin. However an answer was cut into chunks, and in whichever order the texts of its parts came, the
-count at its end is the same: each text is counted for itself, in segments of one length. Pure.
+At the end the server's usage decides, unless the text holds more; without it the tokenizer (slow for long
+texts), or an estimate by bytes with a margin. Each text is counted for itself in fixed segments, so chunking
+and order do not change the result. Pure.
 """
 
 from __future__ import annotations
@@ -26,9 +24,8 @@ LONGEST_TOKEN_BYTES = 16
 BYTES_PER_TOKEN = 3
 """Divisor of an estimate: about four bytes make a token of English, three of code or Chinese."""
 SEGMENT_CHARACTERS = 512
-"""Text is counted in segments, each once."""
 BORDER_TOKENS = 2
-"""A token that a segment's border cuts may count as this many more."""
+"""Tokens that a cut at a segment's border may add."""
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MARGIN_TOKENS = 4
 """An eighth and this many more tokens in a text are no contradiction: it can be cut in several ways."""
@@ -64,7 +61,6 @@ class TokenCount:
     """The count of one sequence. `tokens` never falls, and never exceeds `most`: what was asked for."""
 
     def __init__(self, most: int, tokenize: Callable[[str], int] | None) -> None:
-        """`tokenize` says how many tokens a text is; None: no tokenizer is known."""
         self.most = most
         self._tokenize = tokenize
         self._most_chunks = OVERRUN_FACTOR * most + OVERRUN_CHUNKS
@@ -81,8 +77,7 @@ class TokenCount:
         self.tokens = 0
         self.text_tokens = 0
         self.fits: int | None = None
-        """Characters of the last chunk's counted texts, one after the other, within `most` tokens; None: all
-        of them."""
+        """Characters of the last chunk's counted texts together that are within `most` tokens; None: all."""
         self.lengths: Sequence[int] = ()
         """Of these texts: of the parts before the text, the text, and the parts after it."""
         self.has_parts = False
@@ -160,8 +155,7 @@ class TokenCount:
         return 0 if self._is_usage_believed or self.is_overrun else self._bytes
 
     def final(self) -> tuple[int, str]:
-        """Tokens in all when the stream has ended properly, never more than were asked for, and the count's
-        source."""
+        """All tokens after a proper end, never more than asked for, and the count's source."""
         if self._tokenize is not None:
             self._count_to_the_end()
         if self._usage is not None and self._is_usage_believed:
@@ -185,15 +179,13 @@ class TokenCount:
 
     @property
     def is_overrun(self) -> bool:
-        """The server goes on beyond what it was asked for: a chunk may be less than a token, and a text may
-        be cut into tokens in other ways than its tokenizer does, but not by that much."""
+        """The server exceeds what was asked by more than chunking and other tokenisations explain."""
         return self.chunks > self._most_chunks or self.text_tokens > self._most_text_tokens
 
     @property
     def contradiction(self) -> str:
-        """How the server's answer contradicts what it was asked for or what it says; empty: it does not.
-        `overrun`: it did not stop. `usage_low`: the text holds more tokens than its usage. `usage_high`: its
-        usage is more than it was asked for."""
+        """How the answer contradicts itself; empty: it does not. `overrun`: it did not stop. `usage_low`: the
+        text holds more than its usage; `usage_high`: the usage exceeds what was asked for."""
         if self.is_overrun:
             return "overrun"
         if self._usage is None:
@@ -222,8 +214,7 @@ class TokenCount:
         return len(data[: max(0, len(data) - beyond)].decode(errors="ignore"))
 
     def _count(self, texts: Sequence[str], size: int) -> None:
-        """With a tokenizer: in segments, and whenever the texts may hold more than was asked for. Sets
-        `fits`."""
+        """With a tokenizer, in segments, and when the texts may exceed `most`. Sets `fits`."""
         self._bytes += size
         if self.text_tokens > self.most:
             self.fits = 0
@@ -278,8 +269,7 @@ class TokenCount:
             self.text_tokens = self._others()
 
     def _fitting(self, settled: int, before: str, part: str) -> int:
-        """The most characters of `part` with which a text, `before` at its end after `settled` tokens, has
-        `most` tokens."""
+        """The most characters of `part` that fit after `before`, a text's end after `settled` tokens."""
         fits, over = 0, len(part)
         while over - fits > 1:
             middle = (fits + over) // 2
@@ -290,7 +280,7 @@ class TokenCount:
         return fits
 
     def _tokens_of(self, text: str) -> int:
-        """Bytes that are no text come as a replacement character each, and several may be one token."""
+        """Undecodable bytes become replacement characters, several of which may be one token."""
         assert self._tokenize is not None
         bad = text.count(REPLACEMENT)
         if not bad:

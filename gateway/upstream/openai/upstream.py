@@ -1,14 +1,12 @@
 """Any server that speaks OpenAI's API as an upstream: vLLM, SGLang, TensorRT-LLM, another Fairgate.
 
-Budgets are exact: the server is asked for no more than could be held, and its output is passed on only as far
-as it is covered. A vLLM with Fairgate's plug-in (`gateway/upstream/vllm_plugin/`) is as our own engine: it
-stops at leases, shares its steps by weight, reports its service and keeps outcomes. The rest holds of all
-others. Queueing, tiers and fairness end at the dispatch: such a server cannot pause a sequence, so a stream
-whose rate is used up is shaped here while the server runs on. Device time is not counted. A cancelled
-sequence closes its connection, which makes servers stop.
+Budgets are exact: no more is asked for than could be held, and output is passed on only as covered. A vLLM
+with our plug-in (`vllm_plugin/`) is as our own engine: it stops at leases, shares steps by weight, reports
+service and keeps outcomes. With others fairness ends at the dispatch: a stream over its rate is shaped here
+while the server runs on. Device time is not counted. Cancelling closes the connection.
 
-An answer is asked for as a stream, or whole where it is not read piece by piece and all of it is covered. No
-outcome is kept: what a dead gateway had running is settled by its last report.
+Answers come as a stream, or whole if fully covered and not read piece by piece. A dead gateway's sequences
+are settled by its last report.
 """
 
 from __future__ import annotations
@@ -71,12 +69,10 @@ MOST_ASKED = 4
 SPARE_CONNECTIONS = 16
 """Beyond `max_concurrent`: for requests with many choices, and for probes."""
 USAGE_AGAIN_AFTER_S = 300.0
-"""A server that sent no usage is given what only it can count again: where nothing else is asked of it, no
-other answer could show that it does now."""
+"""A server that sent no usage is then tried again with requests that only it can count."""
 UNKNOWN_VOCABULARY = 2**31 - 1
 PROOF_WAIT_S = 5.0
-"""Longest wait of a request that failed for the proof of whose fault that is. Without it the server is to
-blame."""
+"""Longest wait of a failed request for the proof of fault; then the server is to blame."""
 
 log = logging.getLogger("fairgate.gateway.upstream")
 
@@ -94,9 +90,8 @@ class OpenAIUpstream:
         threads: FairThreads | None = None,
         gateway_id: str = "",
     ) -> None:
-        """`vocabulary` and `tokenize` are the model's tokenizer, where one is configured; it runs in
-        `threads` (None: own ones). Cache salts are made with `cache_secret`, the same in all gateways; None:
-        a random one. `gateway_id`: what a plug-in knows this gateway by. Raises `BadUrl`."""
+        """`vocabulary`, `tokenize`: the configured tokenizer, run in `threads` (None: own ones).
+        `cache_secret` makes cache salts, equal in all gateways; None: random. Raises `BadUrl`."""
         self.server = server
         self._timeouts = server.timeouts
         self._cache_secret = cache_secret or secrets.token_bytes(32)
@@ -117,7 +112,6 @@ class OpenAIUpstream:
             on_change=self._notify,
         )
         self._link: PluginLink | None = None
-        """To Fairgate's plug-in in it, where the setting says that it has one."""
         if server.priority is PriorityStyle.FAIRGATE:
             self._link = PluginLink(
                 server.name,
@@ -139,11 +133,10 @@ class OpenAIUpstream:
         """Kinds of answers, `stream` and `whole`, of which the last one came without token counts."""
         self._usage_timers: list[asyncio.TimerHandle] = []
         self._limited: tuple[Capabilities, Capabilities] | None = None
-        """What was found that it can do, and what of it without its token counts."""
+        """Its capabilities, with and without token counts."""
         self._asked = asyncio.Semaphore(MOST_ASKED)
         self.requests = 0
         self.whole_requests = 0
-        """Of these, those whose answers were asked for whole."""
 
     # ------------------------------------------------------------ state
 
@@ -185,22 +178,18 @@ class OpenAIUpstream:
 
     @property
     def has_plugin(self) -> bool:
-        """The settings say that it is a vLLM with Fairgate's plug-in."""
         return self._link is not None
 
     @property
     def failures(self) -> int:
-        """Calls that the server did not answer properly."""
         return self._monitor.failures
 
     @property
     def is_salted(self) -> bool:
-        """Its requests carry their tenant's cache salt."""
         return self._monitor.prefix_cache is PrefixCache.SALTED
 
     @property
     def contradictions(self) -> Mapping[str, int]:
-        """Answers whose count contradicts itself, by kind."""
         return self._monitor.contradictions
 
     @property
@@ -215,7 +204,6 @@ class OpenAIUpstream:
         return None if ready is None else self._load.snapshot(ready, self._sequences.values(), now_s)
 
     def describe(self) -> dict[str, Any]:
-        """For the status page."""
         monitor = self._monitor
         seen = monitor.seen
         return {
@@ -255,19 +243,16 @@ class OpenAIUpstream:
             self._link.on_service = on_service
 
     async def start(self) -> None:
-        """Probes the server, and begins to do so regularly."""
         await self._monitor.start()
         if self._link is not None:
             await self._link.start()
 
     async def probe(self) -> None:
-        """Probes the server, and its plug-in, now."""
         await self._monitor.probe()
         if self._link is not None:
             await self._link.probe()
 
     async def try_capabilities(self) -> None:
-        """Tries now what it can do."""
         await self._monitor.trials.try_all()
 
     async def read_metrics(self) -> bool:
@@ -278,7 +263,6 @@ class OpenAIUpstream:
         return await self._monitor.wait_until_up(timeout_s)
 
     async def close(self) -> None:
-        """Ends all sequences."""
         await self._monitor.close()
         await stop(self._sending)
         for timer in self._usage_timers:
@@ -290,8 +274,8 @@ class OpenAIUpstream:
         self._client.close()
 
     async def ask(self, path: str, fields: Mapping[str, Any]) -> bytes:
-        """The body of its answer to a question beside its sequences, which says nothing of its health: a few
-        at a time. Raises `CapabilityLost` where it has no such path, `SequenceRefused`, `UpstreamFailed`."""
+        """The answer to a question beside sequences, a few at a time; its health is not judged by it. Raises
+        `CapabilityLost` without such a path, `SequenceRefused`, `UpstreamFailed`."""
         timeout_s = self.server.timeouts.probe_s
         body = openai_request.encode({**fields, "model": self.server.model})
         try:
@@ -350,8 +334,7 @@ class OpenAIUpstream:
             await self._link.set_policy(PolicyChoice(name, dict(options)))
 
     def set_knobs(self, knobs: EngineKnobs) -> None:
-        """Of its plug-in, which has no budget of a step's tokens of its own; without one the server has a
-        scheduler of its own."""
+        """Of its plug-in only, which has no token budget of its own."""
         if self._link is not None:
             self._link.set_knobs(knobs)
 
@@ -402,8 +385,7 @@ class OpenAIUpstream:
         return replica._begin(submit, moving.wording)
 
     async def _settled(self, moving: _FailoverSequence, error: Exception) -> Exception:
-        """The error that a request ends with: with whose fault it is, once the server has shown whether it
-        answers others, or as the refusal that it is then."""
+        """The error of a request after the server's probe: whose fault it is, or a refusal."""
         if not isinstance(error, UpstreamFailed) or error.proof is None or not may_be_requests(error):
             return error
         proof, left = error.proof, asyncio.ensure_future(moving.cancelled.wait())
@@ -491,12 +473,11 @@ class OpenAIUpstream:
 
     @property
     def _refusal(self) -> str:
-        """Why it is not used."""
         monitor = self._monitor
         return monitor.refusal or monitor.silence or ("" if self._link is None else self._link.refusal)
 
     def _stop(self, sequence: OpenAISequence, cause: str) -> None:
-        """Ends a sequence. A plug-in ends it within a step, and the stream brings the last word."""
+        """A plug-in ends it within a step, and the stream still brings the end."""
         sequence_id = sequence.submit.sequence_id
         if self._link is not None and self._link.runs(sequence_id):
             self._link.cancel(sequence_id, cause)
@@ -534,8 +515,7 @@ class OpenAIUpstream:
             self._load.learn(sequence, len(self._sequences))
 
     def _complete(self, answer: ResponseReader) -> None:
-        """Learns from an answer whether it sends its token counts. One that lacks the end of its response may
-        have lost them on the way."""
+        """Learns whether it sends token counts; a response without its end may have lost them."""
         if not answer.is_complete:
             return
         kind = "whole" if answer.is_whole else "stream"
@@ -575,7 +555,6 @@ class _FailoverSequence:
     tried: list[OpenAIUpstream]
     lease_tokens: int = 0
     errors: list[Exception] = field(default_factory=list)
-    """Of all attempts so far."""
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -583,5 +562,4 @@ class _FailoverSequence:
 
     @property
     def at(self) -> OpenAIUpstream:
-        """Where it is now."""
         return self.tried[-1]

@@ -1,8 +1,7 @@
 """Answers of embedding and rerank endpoints: checked in their shape, their numbers passed on unread.
 
-Implements `ResponseReader`. A vector is looked at by its characters only: decoding millions of numbers to
-write them again would take the event loop's time. The checked list is the one piece of the answer, as JSON;
-no token of output is counted. Pure.
+A vector is scanned by characters only, as decoding millions of numbers would block the event loop. The
+checked list is the one piece of the answer; no output token is counted. Pure.
 """
 
 from __future__ import annotations
@@ -103,8 +102,7 @@ class VectorsResponse:
 
 
 def read_vectors(body: bytes, inputs: int) -> tuple[bytes, _VectorUsage | None]:
-    """The list of embeddings as JSON, one for each of `inputs`, and the server's count. Raises `Garbage`,
-    `StreamError`."""
+    """The JSON list of `inputs` embeddings, and the server's count. Raises `Garbage`, `StreamError`."""
     try:
         found = _vectors.decode(body)
     except NOT_JSON:
@@ -120,8 +118,7 @@ def read_vectors(body: bytes, inputs: int) -> tuple[bytes, _VectorUsage | None]:
 
 
 def read_scores(body: bytes, documents: int) -> tuple[bytes, _VectorUsage | None]:
-    """The list of scored documents as JSON, each of `documents` at most once, and the server's count. Raises
-    `Garbage`, `StreamError`."""
+    """The JSON list of scores, each document at most once, and the count. Raises `Garbage`, `StreamError`."""
     try:
         found = _scores.decode(body)
     except NOT_JSON:

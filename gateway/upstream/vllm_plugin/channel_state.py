@@ -1,8 +1,7 @@
 """State of a gateway's channel to the plug-in of one vLLM server. Pure.
 
-Every exchange repeats what is not confirmed yet, so a lost one needs no rule of its own: a lease until a
-report shows it, a cancel until its sequence has ended, an acknowledgement and a policy until the exchange is
-answered. Leases are absolute figures.
+Every exchange repeats what is unconfirmed: a lease until a report shows it, a cancel until its sequence ends,
+acknowledgements and a policy until answered. Leases are absolute figures.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ MAX_TOP_UPS = 16_384
 MAX_CANCELS = 4096
 MAX_ACKNOWLEDGES = 4096
 MAX_KEPT = 65_536
-"""Sequences and outcomes kept per server; beyond it the oldest are forgotten, which the plug-in still
-knows."""
+"""Sequences and outcomes kept per server; older ones only the plug-in knows."""
 CANCEL_TIMES = 50
 """Exchanges that repeat a cancel of a sequence which no report names: it never arrived."""
 NEVER_REPORTED = SequenceNews("", 0, 0)
@@ -53,7 +51,6 @@ class ChannelState:
         self._session = session
         self._begun: dict[str, _Begun] = {}
         self._attempts: OrderedDict[str, int] = OrderedDict()
-        """Number of attempts by sequence."""
         self._news: OrderedDict[str, SequenceNews] = OrderedDict()
         """By wire id: running sequences and unacknowledged outcomes."""
         self._read: OrderedDict[str, None] = OrderedDict()
@@ -66,7 +63,6 @@ class ChannelState:
         self._policy: PolicyChoice | None = None
         self._is_policy_said = True
         self.policy_refusal = ""
-        """Why the plug-in does not take the policy."""
         self.report: PluginReport | None = None
 
     @property
@@ -200,7 +196,6 @@ class ChannelState:
     # ------------------------------------------------------------ what was heard
 
     def heard(self, exchange: Exchange, report: PluginReport) -> None:
-        """Takes the answer to `exchange`."""
         if self.life not in ("", report.life):
             # Another life: of what was there nothing is left, and it has a policy of its own.
             self._news.clear()
@@ -233,7 +228,6 @@ class ChannelState:
         _bound(self._news)
 
     def news(self, sequence_id: str) -> SequenceNews:
-        """The last report about a sequence of this gateway."""
         begun = self._begun.get(sequence_id)
         return NEVER_REPORTED if begun is None else self._news.get(begun.wire_id, NEVER_REPORTED)
 

@@ -35,7 +35,6 @@ ANSWER_S = 20.0
 REPLY_S = 45.0
 """Longest wait for an exchange that begins now, after the one before it."""
 ORPHANS_EVERY_S = 2.0
-"""How often recovery is told of outcomes that nothing here reads."""
 NO_PLUGIN = (
     "it has no Fairgate plug-in: start it with --scheduler-cls fairgate_vllm.FairScheduler, or set"
     ' priority = "vllm"'
@@ -65,9 +64,8 @@ class PluginLink:
         on_rest: Callable[[str, int], None],
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`key` is shared with the plug-in. `on_change` is called when it comes up or is lost, and while it
-        holds outcomes that nothing here reads; `on_rest` at each report with the emitted tokens of each
-        sequence that has used up its lease."""
+        """`key` is shared with the plug-in. `on_change`: it came up, was lost, or holds unread outcomes;
+        `on_rest`: emitted tokens of the sequences that used up their leases, at each report."""
         self._replica_id = replica_id
         self._key = key
         self._transport = transport
@@ -98,7 +96,6 @@ class PluginLink:
 
     @property
     def about(self) -> About | None:
-        """What runs there, as last reported."""
         return None if self.state.report is None else self.state.report.about
 
     def ready(self, ready: Ready) -> Ready:
@@ -111,7 +108,6 @@ class PluginLink:
         return self._ready[2]
 
     def describe(self) -> dict[str, Any]:
-        """For the status page, `model check` and the doctor."""
         report = self.state.report
         if report is None:
             return {"is_up": self.is_up, "refusal": self.refusal}
@@ -160,7 +156,6 @@ class PluginLink:
         self._wake.set()
 
     def over(self, sequence_id: str, *, has_outcome: bool) -> None:
-        """The sequence's answer is read to its end, or given up."""
         self.state.over(sequence_id, has_outcome=has_outcome)
 
     def acknowledge(self, sequence_ids: Sequence[str]) -> None:
@@ -186,8 +181,7 @@ class PluginLink:
         await self._exchange()
 
     async def set_policy(self, policy: PolicyChoice) -> None:
-        """Sets it, also after every restart of the server. Raises `UpstreamLost` (it is set when the server
-        is back) and ValueError with the plug-in's reason."""
+        """Sets it, also after restarts. Raises `UpstreamLost` (set later) and ValueError with the reason."""
         self._policy = policy
         self.state.set_policy(self._turned(policy))
         await self._answered()

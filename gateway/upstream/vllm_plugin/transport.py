@@ -29,8 +29,7 @@ class Transport(Protocol):
 
 
 class HttpTransport:
-    """Over the server's HTTP, on a connection of its own: an exchange never waits for an answer that waits
-    for the exchange."""
+    """On a connection of its own: an exchange never waits for an answer that waits for it."""
 
     def __init__(self, target: ServerAddress, api_key: str) -> None:
         self._client = HttpClient(target, max_connections=2, api_key=api_key)
