@@ -1,11 +1,7 @@
 """`PackedBatch`: the tokens of one step and the places of their contexts in the paged cache.
 
-A step's tokens are packed into one ragged row: sequence after sequence, no padding. Whatever an attention
-kernel derives from the block tables is built once a step and shared by all layers.
-
-The cache of one layer is two tensors `[blocks, block_tokens, kv_heads, head_dim]`; slot number
-`block * block_tokens + offset` names one token in it.
-"""
+A step's tokens are one ragged row, sequence after sequence, without padding. The cache of one layer is two
+tensors `[blocks, block_tokens, kv_heads, head_dim]`; slot `block * block_tokens + offset` is one token's."""
 
 from __future__ import annotations
 
@@ -35,7 +31,6 @@ class RowTables:
     most_context: int
 
     def only(self, rows: Integers) -> RowTables:
-        """The tables of some of the rows."""
         return RowTables(
             contexts=self.contexts[rows],
             table_starts=self.table_starts[rows],
@@ -47,9 +42,8 @@ class RowTables:
 
 @dataclass(slots=True)
 class PackedBatch:
-    """One step's ragged batch. Sequence i owns rows `cu_seqlens_q[i] : cu_seqlens_q[i + 1]` of the packed
-    row; these are the last tokens of a context of `context_lens[i]` tokens, whose keys and values lie in
-    `block_tables[i]`."""
+    """One step's ragged batch. Sequence i owns rows `cu_seqlens_q[i] : cu_seqlens_q[i + 1]`, the last tokens
+    of a context of `context_lens[i]` tokens, whose keys and values lie in `block_tables[i]`."""
 
     cu_seqlens_q: list[int]
     context_lens: list[int]
@@ -98,11 +92,8 @@ def pack(
     block_tokens: int,
     device: torch.device,
 ) -> PackedBatch:
-    """Packs sequences; the last `query_lens[i]` tokens of `context_lens[i]` are computed now.
-
-    Raises `ValueError` when a sequence computes nothing, or more than its context, or when its table is
-    too short.
-    """
+    """Packs sequences; the last `query_lens[i]` of `context_lens[i]` tokens are computed now. Raises
+    `ValueError` where that is none or more than the context, or a block table is too short."""
     if not len(query_lens) == len(context_lens) == len(block_tables):
         raise ValueError("query_lens, context_lens and block_tables must have one entry a sequence")
     queries = np.array(query_lens, dtype=np.int64)

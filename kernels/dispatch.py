@@ -1,7 +1,6 @@
 """Choice of the attention kernel for a device and dtype.
 
-Made once, when an engine starts; reported in the engine's `ModelInfo`.
-"""
+Made once, when an engine starts; reported in the engine's `ModelInfo`."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ def why_not_numba(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def pick_attention(device: torch.device, dtype: torch.dtype, *, name: str | None = None) -> AttentionKernel:
-    """The best kernel for `device` and `dtype`, or the one called `name`. Raises `ValueError` for an unknown
-    name, or one that cannot run here."""
+    """The best kernel, or the one called `name`. Raises `ValueError` if that is unknown or unusable here."""
     unfit = why_not_numba(device, dtype)
     if name is None:
         dtype_name = str(dtype).removeprefix("torch.")

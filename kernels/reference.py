@@ -1,7 +1,6 @@
 """Reference implementation of paged attention and of the cache write.
 
-Every other kernel is tested against it: one loop over sequences, float32 inside, no optimisation.
-"""
+Every other kernel is tested against it: one loop over sequences, float32 inside, no optimisation."""
 
 from __future__ import annotations
 
@@ -56,14 +55,11 @@ def dense_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention with every key and value at hand.
-
-    `query` is `[batch, heads, queries, key_dim]`, `key` and `value` are `[batch, kv_heads, context, dim]`.
-    `visible` is bool and broadcasts to `[batch, heads, queries, context]`. `softcap` squashes the scores to
-    +-softcap (Gemma 2). `sinks` holds one logit a head that joins the softmax and carries no value (gpt-oss).
-    Query head h uses key/value head `h // (heads / kv_heads)`. Computes in float32, returns `value`'s dtype:
-    `[batch, heads, queries, value_dim]`.
-    """
+    """`query` is `[batch, heads, queries, key_dim]`, `key` and `value` are `[batch, kv_heads, context, dim]`,
+    the result is `[batch, heads, queries, value_dim]` in `value`'s dtype, computed in float32. `visible` is
+    bool and broadcasts to `[batch, heads, queries, context]`. `softcap` squashes the scores to +-softcap
+    (Gemma 2). `sinks` holds one logit a head that joins the softmax and carries no value (gpt-oss). Query
+    head h uses key/value head `h // (heads / kv_heads)`."""
     group = query.shape[1] // key.shape[1]
     keys = key.float().repeat_interleave(group, dim=1)
     values = value.float().repeat_interleave(group, dim=1)
@@ -90,9 +86,8 @@ def paged_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of a packed step over a paged cache that already holds the step's keys and values. `query` is
-    `[tokens, heads, key_dim]`, the result `[tokens, heads, value_dim]`. Options as in `dense_attention` and
-    `causal_mask`."""
+    """Attention of a packed step, whose keys and values the cache holds already: `[tokens, heads, key_dim]`
+    to `[tokens, heads, value_dim]`. Options as in `dense_attention` and `causal_mask`."""
     outputs = []
     for index, context_len in enumerate(batch.context_lens):
         start, end = batch.cu_seqlens_q[index], batch.cu_seqlens_q[index + 1]

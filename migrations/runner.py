@@ -1,8 +1,7 @@
 """Runs Alembic migrations from code, without an alembic.ini.
 
 `upgrade` and `downgrade` run in one transaction, one at a time: a second process that upgrades the same
-database waits and then finds nothing to do.
-"""
+database waits and then finds nothing to do."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ def current(url: str) -> str | None:
 
 
 def upgrade(url: str, revision: str = "head") -> None:
-    """Brings the database to `revision`. Raises `DatabaseUnavailable`, or `Invalid` for an unknown revision
-    and for a database older than the first."""
+    """Raises `DatabaseUnavailable`, `Invalid` for an unknown revision or a database older than the first."""
     _migrate(url, revision, command.upgrade)
 
 

@@ -1,5 +1,4 @@
-"""Errors that `tenants` raises. Messages may be shown to API clients: a driver's text is only in
-`__cause__`."""
+"""Errors that `tenants` raises. Messages may be shown to clients: a driver's text is only in `__cause__`."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ class AlreadyExists(TenancyError):
 
 
 class PreconditionFailed(TenancyError):
-    """The object is not, or not any more, as the caller has seen it: nothing was changed. `current`: its
-    stored state; None: there is none."""
+    """The object is not as the caller saw it: nothing was changed. `current`: its stored state, if any."""
 
     def __init__(self, current: Mapping[str, Any] | None) -> None:
         super().__init__(

@@ -1,5 +1,4 @@
-"""IP networks that keys are bound to, and addresses in them. IPv4 inside IPv6 (`::ffff:192.0.2.7`) counts as
-IPv4."""
+"""IP networks that keys are bound to, and addresses in them. IPv4 in IPv6 (`::ffff:192.0.2.7`) is IPv4."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ def network_of(text: str) -> Network:
 
 
 def address_of(text: str) -> Address | None:
-    """An address as sockets and proxies write it, also with a port (`192.0.2.7:5123`, `[2001:db8::1]:443`);
-    None: the text is none."""
+    """An address, also with a port (`192.0.2.7:5123`, `[2001:db8::1]:443`); None: the text is none."""
     text = text.strip()
     if with_port := _WITH_PORT.fullmatch(text):
         text = with_port[1] or with_port[2]

@@ -50,8 +50,7 @@ class LimitMode(StrEnum):
 
 
 class OnLowBudget(StrEnum):
-    """What to do with a request whose worst case exceeds a tenant's remaining budget: refuse it, or admit it
-    and cut its answer where the budget ends."""
+    """A request whose worst case exceeds the remaining budget is refused, or admitted and cut there."""
 
     REFUSE = "refuse"
     TRUNCATE = "truncate"
@@ -103,11 +102,8 @@ def scale_of(meter: Meter) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One limit on one subject. Exactly one shape is set: `window`, or `rate_per_s` with `burst`,
-    or (meter CONCURRENCY) neither.
-
-    `amount` is the window's size, the bucket's burst or the concurrency, in units of the meter.
-    """
+    """One limit on one subject, of one shape: `window`, or `rate_per_s` with `burst`, or (meter CONCURRENCY)
+    neither. `amount` is the window's size, the bucket's burst or the concurrency, in units of the meter."""
 
     limit_id: str
     tenant_id: str
@@ -134,12 +130,10 @@ class Limit:
     created_us: int = field(compare=False, default=0)
     """When it was first set; 0: not known. What ended before was not counted on it."""
     ceiling_per_s: float | None = None
-    """Token buckets of tier batch: by spare capacity they refill faster than `rate_per_s`, up to this
-    (`tenants/quota/spare.py`); None: never faster."""
+    """Buckets of tier batch: refill with spare capacity (`tenants/quota/spare.py`); None: never faster."""
     identity: str = field(init=False, compare=False, repr=False, default="")
     """Key of its usage: subject, meter, shape, tier, model and size of request; not the amount."""
     is_bucket: bool = field(init=False, compare=False, repr=False, default=False)
-    """A token bucket: refills at `rate_per_s` up to `amount`."""
     scale: int = field(init=False, compare=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
@@ -188,7 +182,7 @@ class Limit:
             return replace(self, override=None)
         if override.rate_per_s is None:
             return replace(self, amount=override.amount, override=None)
-        # Who says another rate for a time means that one, whatever capacity is spare.
+        # An override with a rate means that rate, whatever capacity is spare.
         return replace(
             self,
             amount=override.amount,
@@ -213,8 +207,7 @@ class RequestTraits(msgspec.Struct, frozen=True):
 
 
 class Amounts(msgspec.Struct, frozen=True):
-    """What a request holds or has used, by meter. Limits count weighted tokens
-    (`tenants/pricing/pricing.py`), bills and usage the real ones."""
+    """What a request holds or has used, by meter: weighted tokens for limits, real ones for bills, usage."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -223,7 +216,6 @@ class Amounts(msgspec.Struct, frozen=True):
     gpu_ms: int = 0
 
     def of(self, meter: Meter) -> int:
-        """The amount that `meter` counts."""
         match meter:
             case Meter.TOTAL_TOKENS:
                 return self.input_tokens + self.output_tokens
@@ -263,12 +255,10 @@ class Principal:
     scopes: frozenset[str]
     default_tier: Tier
     tiers: frozenset[Tier]
-    """Tiers the key may use."""
     models: frozenset[str] | None
     """Model names the key may use; None: all."""
     limits: tuple[Limit, ...] = field(default=())
-    """Every limit on this key's path: key, project, tenant, end users, platform; for all tiers, models and
-    end users; overrides not applied."""
+    """Every limit on the key's path: key, project, tenant, end users, platform; overrides not applied."""
     on_low_budget: OnLowBudget = OnLowBudget.REFUSE
     reserved_tokens_per_s: float = 0.0
     """Service that its tenant gets before all others, in cost tokens (input + 2 x output); 0: none."""
@@ -283,9 +273,8 @@ class Principal:
         return self.tenant_id, self.project_id, self.key_id
 
     def limits_for(self, request: RequestTraits, now_s: float) -> tuple[Limit, ...]:
-        """The limits on a request, as in force at `now_s` (seconds since 1970). The tenant's default for end
-        users binds as a limit of the request's end user, unless that one has a limit of its own in its
-        place."""
+        """The limits on a request, as in force at `now_s` (seconds since 1970); the tenant's default for end
+        users as that of the request's end user, unless that one has its own."""
         by_identity: dict[str, Limit] = {}
         for limit in self.limits:
             if not limit.binds(request):

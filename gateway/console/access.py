@@ -1,8 +1,6 @@
 """The guard of every page: the session behind a request, what its person may do, and the form's token.
 
-Only a session opens a page; API keys do not. Forms are accepted from our own pages only: by `Sec-Fetch-Site`,
-and by a token bound to the session or, before a log-in, to a cookie.
-"""
+API keys open no page. Forms must be ours, by `Sec-Fetch-Site` and by a token of session or cookie."""
 
 from __future__ import annotations
 
@@ -81,8 +79,7 @@ class Visit:
 
 
 def page(path: str, act: Act | None = Act.OWN_ACCOUNT) -> Callable[..., HTTPRouteHandler]:
-    """Decorator: a page for people who may do `act` on at least one tenant; None: for anyone, without a
-    session. Pages of one tenant check that tenant themselves (`tenant_shown`)."""
+    """Decorator: a page for people who may do `act` on some tenant (see `tenant_shown`); None: for anyone."""
     return get(path, guards=[require_access], opt={"act": act}, include_in_schema=False)
 
 
@@ -130,8 +127,7 @@ def own_tenants(person: Person) -> frozenset[str] | None:
 
 
 async def tenant_shown(request: Request, wanted: str, act: Act = Act.READ_TENANT) -> Tenant:
-    """The tenant by name or id. Raises `NotFound` if it does not exist or the person may not see it, and
-    `NotForThisRole` if the person may see it but not do `act`."""
+    """The tenant by name or id. Raises `NotFound` (also if the person may not see it), `NotForThisRole`."""
     person = visit_of(request).person
     database = gateway_of(request).deps.database
     owner = await database.read(lambda connection: queries.find_tenant(connection, wanted))

@@ -1,7 +1,6 @@
 """Style sheets, scripts and the icon of the console, including vendored ones (`assets/vendor/vendored.json`).
 
-Names contain digests, so browsers may cache them forever.
-"""
+Names contain digests, so browsers may cache them forever."""
 
 from __future__ import annotations
 

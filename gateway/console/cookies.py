@@ -1,8 +1,7 @@
 """Cookies of the console. Pure.
 
 `SESSION` holds the session, `FORM` a random value that binds forms before a log-in. Scripts cannot read
-either. Over https their names start with `__Host-`, so that no other host of the domain can set them.
-"""
+either. Over https their names start with `__Host-`, so that no other host of the domain can set them."""
 
 from __future__ import annotations
 

@@ -47,8 +47,7 @@ def csv_response(name: str, text: str) -> Response[str]:
 def csv_part(
     name: str, columns: Sequence[str], rows: Sequence[Sequence[object]], next_part: str = ""
 ) -> Response[str]:
-    """A file that may be only part of a list: then its last row and its `Link` header (RFC 8288) point to the
-    next part."""
+    """A file that may be part of a list: its last row and `Link` header (RFC 8288) then point to the next."""
     more = [(f"more rows: {next_part}",)] if next_part else []
     answer = csv_response(f"{name}-part" if next_part else name, csv_text(columns, [*rows, *more]))
     if next_part:
@@ -63,8 +62,7 @@ async def csv_list(
     cursor: str | None,
     link: Callable[[str], str],
 ) -> Response[str]:
-    """A list, or part of it, as a file. `read` returns a page of at most `MAX_PAGE` rows after a cursor;
-    `link` gives the address of the file after a cursor."""
+    """`read` returns at most `MAX_PAGE` rows after a cursor, `link` the file's address after one."""
     rows: list[list[object]] = []
     for _ in range(FILE_PAGES):
         page = await read(cursor)

@@ -32,8 +32,7 @@ def problem_of(
     refused_at: str = "password",
     refused: str = "This is not your password.",
 ) -> FormProblem:
-    """The answer to one of `FORM_ERRORS`. Errors on fields outside `fields` concern the whole form.
-    `refused_at`: the field of the person's own password."""
+    """Errors outside `fields` concern the whole form. `refused_at`: the field of one's own password."""
     match error:
         case LogInRefused():
             return FormProblem(403, {refused_at: refused})

@@ -1,8 +1,6 @@
 """Every page of the console.
 
-For people; programs use `/admin/v1` with a key. Pages are rendered on the server and work without scripts,
-which add live figures, charts and local times.
-"""
+Pages are rendered on the server and work without scripts, which add live figures, charts and local times."""
 
 from gateway.console import assets
 from gateway.console.pages.account import log_in, password, sessions, set_up, start

@@ -1,7 +1,6 @@
 """Renders pages from templates, with the console's security headers.
 
-The content security policy allows only our own files, nothing inline.
-"""
+The content security policy allows only our own files, nothing inline."""
 
 from __future__ import annotations
 
@@ -136,9 +135,8 @@ def confirm_page(
     reason: str | None = None,
     problem: FormProblem | None = None,
 ) -> Response[str]:
-    """`effects`: sentences about what will stop, for whom, and how many requests run. The form posts `hidden`
-    to `action`. `reason`: what was typed as the reason; None: no reason is asked for. `problem`: why the page
-    is shown again."""
+    """`effects`: sentences on what stops, and for whom. The form posts `hidden` to `action`. `reason`: as
+    typed; None: none is asked for. `problem`: why the page is shown again."""
     return page_response(
         "confirm.html",
         visit,

@@ -2,8 +2,7 @@
 
 A worker takes one row and some of its key/value heads, walks the row's blocks, and prefetches the next block.
 A key or value is read once for all the query heads that share it. Each row is computed by itself, in an order
-that depends only on its own context: neighbours, chunks and the number of workers change no bit of it.
-"""
+that depends only on its own context: neighbours, chunks and the number of workers change no bit of it."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ def write_kv(
     value: torch.Tensor,
     batch: PackedBatch,
 ) -> None:
-    """As `kernels.reference.write_kv`, but a block's former content is not cleared: this kernel never reads
-    it."""
+    """As `kernels.reference.write_kv`, without clearing a new block: this kernel never reads its tail."""
     key_cache.view(-1, *key_cache.shape[2:]).index_copy_(0, batch.slots, key)
     value_cache.view(-1, *value_cache.shape[2:]).index_copy_(0, batch.slots, value)
 
@@ -79,9 +77,8 @@ def attend_rows(
     sinks: Any,
     workers: int,
 ) -> None:
-    """`paged_attention` on arrays: `query` `[rows, at least heads * key_dim]`, the heads first in each row;
-    `output` `[rows, heads * value_dim]` is written. `workers` threads share the rows (see
-    `kernels.cpu.jit`)."""
+    """`query`: `[rows, at least heads * key_dim]`, the heads first in each row. Writes `output`,
+    `[rows, heads * value_dim]`. `workers` threads share the rows (see `kernels.cpu.jit`)."""
     attend(
         query,
         keys,
@@ -160,15 +157,13 @@ def attend(
             context = contexts[row]
             table = tables[table_starts[row] :]
             first = 0 if window == NO_WINDOW else max(0, context - window)
-            # Keys are taken four at a time, from a multiple of four: what lies before the window is left out
-            # of the softmax.
+            # Four keys at a time, from a multiple of four: the softmax leaves out those before the window.
             start = first - first % KEYS if key_vectors else first
             hidden = first - start
             for head in range(part_heads):
                 for dim in range(key_dim):
                     queries[head, dim] = widen(query[row, (first_head + head) * key_dim + dim]) * scale
 
-            # Scores of every visible key.
             token = start
             while token < context:
                 number, offset = token // block_tokens, token % block_tokens
@@ -232,7 +227,6 @@ def attend(
                     total += exp_nonpositive(sinks[first_head + head] - best)
                 shares[head] = np.float32(1) / total
 
-            # Values, weighted.
             sums[:] = np.float32(0)
             token = first
             while token < context:

@@ -1,8 +1,6 @@
 """All layers of a Llama-like decoder in one compiled call.
 
-The passes of `kernels.cpu.layers` and `kernels.cpu.attention`, with the products of `kernels.cpu.products`
-between them. Everything between the cache and the weights is float32.
-"""
+Everything between the cache and the weights is float32."""
 
 from __future__ import annotations
 
@@ -100,11 +98,8 @@ def run(
     heads: int,
     workers: int,
 ) -> None:
-    """Runs one step: writes keys and values of all `token_ids`, and the logits of packed row `rows[i]` to
-    `logits[i]`.
-
-    `rows` must be ascending. `logits` `[rows, at least the head's panels * PANEL]` is float32.
-    """
+    """Runs one step: writes the keys and values of all `token_ids`, and to `logits[i]` (float32, at least the
+    head's panels * PANEL wide) the logits of packed row `rows[i]`; `rows` must ascend."""
     kept = tables if len(rows) == len(token_ids) else tables.only(rows)
     kv_heads = caches.keys.shape[2]
     _run(

@@ -1,9 +1,7 @@
 """Numba: availability, compilation and threads of the CPU kernels, which are optional.
 
-They share torch's OpenMP threads: Numba's OpenMP layer resolves to the library that torch has loaded. A
-compiled kernel is kept on disk, in a folder named by a hash of the sources, because Numba itself does not
-notice a changed helper.
-"""
+They share torch's OpenMP threads: Numba's OpenMP layer resolves to the library that torch has loaded. Kernels
+are kept on disk in a folder named by a hash of the sources: Numba itself does not notice a changed helper."""
 
 from __future__ import annotations
 
@@ -33,8 +31,7 @@ else:
 
 
 def compiled(*, parallel: bool = False, inline: bool = False) -> Callable[[Function], Function]:
-    """Decorates a kernel: compiled at its first call, without the interpreter lock, kept on disk. Where no
-    folder can be written it is compiled at every start."""
+    """Decorates a kernel: compiled at its first call, without the GIL, kept on disk if that is writable."""
 
     def decorate(function: Function) -> Function:
         options: dict[str, Any] = {"nogil": True, "fastmath": set(FAST_MATH), "parallel": parallel}

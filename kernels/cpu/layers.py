@@ -1,8 +1,7 @@
 """Compiled passes of a decoder layer between its matrix products.
 
 For float32 arrays, or bfloat16 as uint16 bits (see `kernels.cpu.math`); sums are float32. Rows are shared
-among `workers` threads, each row is computed by itself: the result does not depend on their number.
-"""
+among `workers` threads, each row is computed by itself: the result does not depend on their number."""
 
 from __future__ import annotations
 
@@ -77,8 +76,7 @@ def rotate_and_write(
     A row of `projected` is `[queries | keys | values]`; its position is one less than its context.
     `cosines` and `sines` are `[positions, key_dim / 2]`: dimension d is turned together with
     d + key_dim / 2 (RoPE, Su et al. 2021, in the halves layout of GPT-NeoX). Where `query_weight` and
-    `key_weight` are not empty, each head is RMS-normalised first (Qwen 3).
-    """
+    `key_weight` are not empty, each head is RMS-normalised first (Qwen 3)."""
     block_tokens, kv_heads, key_dim = keys.shape[1:]
     value_dim = values.shape[3]
     half = key_dim // 2
@@ -121,8 +119,7 @@ def rotate_and_write(
 
 @compiled(parallel=True)
 def greatest(scores: Any, winners: Any, workers: int) -> None:
-    """`winners[row]` = index of the first greatest of `scores[row]` (float32); -1 where that is not finite or
-    a NaN is among them, which a sound row never has."""
+    """`winners[row]`: index of the first maximum of `scores[row]` (float32); -1: not finite, or with NaNs."""
     width = scores.shape[1]
     for worker in prange(workers):
         for row in range(worker, scores.shape[0], workers):

@@ -1,8 +1,7 @@
 """Operations shared by the Numba kernels: half precision, exp, maximum, prefetch.
 
 Half precision: Numba knows no bfloat16, so such arrays come as uint16 bits and are widened when read and
-rounded (to nearest, ties to even) when written. Everything between is float32.
-"""
+rounded (to nearest, ties to even) when written. Everything between is float32."""
 
 from __future__ import annotations
 
@@ -64,12 +63,9 @@ def _narrow(value: Any, like: Any) -> Any:
 
 @compiled(inline=True)
 def exp_nonpositive(value: Any) -> Any:
-    """e^value for value <= 0, in a form that the compiler vectorises; relative error 2e-7 near 0, growing by
-    the rounding of `value log2 e` to 5e-6 where the result is 1e-33.
-
-    2^(value log2 e): the exponent's whole part goes into the float's exponent bits, its fraction through a
-    polynomial (minimax of degree 6 on [0, 1)). Below 2^-126 it stays there.
-    """
+    """e^value for value <= 0, vectorisable; relative error 2e-7 near 0, rising to 5e-6 where the result is
+    1e-33. Computed as 2^(value log2 e): the whole part goes into the exponent bits, the fraction through a
+    polynomial (minimax of degree 6 on [0, 1)). Below 2^-126 it stays there."""
     exponent = max(value * LOG2_E, SMALLEST_EXPONENT)
     whole = np.floor(exponent)
     part = exponent - whole

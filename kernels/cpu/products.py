@@ -6,8 +6,7 @@ prefetch the next one. (The register tile of Goto and van de Geijn, "Anatomy of 
 Multiplication", 2008.) A panel is as wide as the processor's registers hold six rows of sums.
 
 Every element is one chain of fused multiply-adds over the inputs in their order: the number of rows, of
-workers or of panels, and the panels' width, change no bit of it.
-"""
+workers or of panels, and the panels' width, change no bit of it."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ PANEL: Final = VECTORS * LANES
 TILE_ROWS: Final = 6
 ACROSS_OF_ONE: Final = 4
 ACROSS_OF_TWO: Final = 2
-"""Panels that a tile of one row, or of two, takes together: an addition's latency is eight issue slots, so
-many independent sums are needed."""
+"""Panels that a tile of one or two rows takes together: an addition's latency needs independent sums."""
 PARTS_PER_WORKER: Final = 4
 """Pieces of work for each worker where there are few panels, to balance the load."""
 LINE_BYTES: Final = 64
@@ -65,9 +63,8 @@ def plain_weight(panels: Array, outputs: int) -> Array:
 
 def _tile(rows: int, across: int = 1) -> Any:
     """Compiles the tile of `rows` rows and `across` neighbouring panels: `product = bias + inputs @ panels`,
-    all given by address; strides and depth in elements, `like` an element of the panel. Inputs, bias and
-    product are float32. For each input an address is prefetched, from `ahead` on and `ask` bytes apart: it
-    is in the second-level cache when needed."""
+    all given by address; strides and depth in elements, `like` an element of the panel, the others float32.
+    Each input prefetches an address into the second-level cache, from `ahead` on and `ask` bytes apart."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def tile(

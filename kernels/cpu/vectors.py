@@ -1,9 +1,7 @@
 """The two inner loops of attention as vector instructions.
 
-Scores of four keys at a time and weighted sums of a block's values, sixteen floats wide. The addition's order
-depends on the width of a head and on nothing else. Addresses are uintp, widths and strides are counted in
-elements. Elements are float32, or bfloat16 as 16 bits.
-"""
+The order of additions depends only on the width of a head. Addresses are uintp; widths and strides count
+elements: float32, or bfloat16 as 16 bits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Admin acts on tenants, projects and keys; `Admin` has these and all others.
 
-Every act of command line and API is one method and one transaction with its audit row (`transaction.py`).
-"""
+Every act of command line and API is one method and one transaction with its audit row (`transaction.py`)."""
 
 from __future__ import annotations
 
@@ -204,8 +203,7 @@ class Admin(
         now: bool = False,
         if_match: IfMatch = None,
     ) -> Project:
-        """Its keys are refused until `resume_project`; waiting and running requests as of `suspend_tenant`.
-        `project` is an id, or with `tenant` a name."""
+        """As `suspend_tenant`, until `resume_project`. `project` is an id, or with `tenant` a name."""
         return await self._set_project_status(
             actor, "project.suspend", project, tenant, "suspended", now, if_match
         )

@@ -1,8 +1,7 @@
 """The audit log: actor, origin, action and target of every change, with its before and after.
 
 A row is written in the transaction of its change: neither exists alone. Rows of accesses (log-ins, refused
-attempts, reads) are merged and written apart. Personal data stands in no row (`tenants/audit/persons.py`).
-"""
+attempts, reads) are merged and written apart. No row holds personal data (`tenants/audit/persons.py`)."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ class Actor:
     """Of a person in the console: id, and the revision that its session is valid for."""
     request_id: str = ""
     trace_id: str = ""
-    """Of the request that it acts by; empty: of none."""
+    """Of the causing request; empty: none."""
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > MAX_TEXT:
@@ -120,8 +119,7 @@ def record(
 def record_accesses(
     connection: Connection, rows: Iterable[MergedAccess], *, at_us: int, name_key: bytes
 ) -> None:
-    """`name_key`: what names of no person are hashed with: one may be a password typed into the wrong
-    field."""
+    """`name_key` hashes names of unknown persons: one may be a password typed into the wrong field."""
     for row in rows:
         store.head(connection, is_locked=True)
         access = row.access
@@ -147,7 +145,7 @@ def record_accesses(
 
 
 def _who(connection: Connection, actor: str, name_key: bytes) -> tuple[str, str | None]:
-    """An actor as it stands in a row, and its person's id."""
+    """The actor as stored in a row, and the person's id."""
     if not actor.startswith(persons.ACTOR):
         return actor, None
     name = actor.removeprefix(persons.ACTOR)

@@ -1,8 +1,7 @@
 """Admin acts on brakes: what a tier may hold of every engine, until an instant.
 
 At most one a tier. Its fields are rows of the settings, so that each fits. Whichever gateway first sees a
-brake's time over removes it and writes the audit row, in one transaction.
-"""
+brake's time over removes it and writes the audit row, in one transaction."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from tenants.types import Tier
 BRAKED_TIERS = (Tier.STANDARD, Tier.BATCH)
 MAX_BRAKE_S = 86_400
 BY_TIME = Actor("system", "brake over")
-"""Ends what has lasted as long as it was set for."""
+"""The actor that ends expired brakes."""
 _FIELDS = ("share", "until_us", "by", "reason")
 
 
@@ -37,7 +36,6 @@ class Brake:
     share: float
     until_us: int
     by: str
-    """The actor that set it."""
     reason: str = ""
 
     def is_over(self, now_us: int) -> bool:

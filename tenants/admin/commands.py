@@ -1,7 +1,6 @@
 """Commands of admin acts, one struct each: shared by HTTP body, command line and method.
 
-Types only; `validation.py` checks ranges and rules between fields. None: not given.
-"""
+Types only; `validation.py` checks ranges and rules between fields. None: not given."""
 
 from __future__ import annotations
 
@@ -58,7 +57,6 @@ class KeyCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     models: list[str] | None = None
     tiers: list[str] | None = None
     name: str = ""
-    """A name for people."""
     default_tier: str | None = None
     """Of requests that name no tier. None: the tenant's."""
     allow_from: list[str] | None = None
@@ -116,7 +114,6 @@ class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     mode: str = "hard"
     tier: str | None = None
     model: str | None = None
-    """Only requests for this model."""
     above_tokens: int = 0
     """Only requests of more tokens: prompt and `max_tokens` together."""
     thresholds: list[int] | None = None
@@ -171,7 +168,6 @@ class ReplicaDrain(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /admin/v1/upstreams/{replica}/drain`."""
 
     reason: str = ""
-    """For the people who see it, and the audit."""
 
 
 class LedgerAdjust(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -1,8 +1,7 @@
 """Cursors of lists: where a page ended, as an opaque text.
 
 A cursor holds the name and filter of its list and the sort key of the last row shown, so that one of another
-list is refused. A page begins after that key, whether or not its row is still there.
-"""
+list is refused. A page begins after that key, whether or not its row is still there."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ def encode_cursor(list_name: str, filters: Mapping[str, Any], last: Sequence[int
 
 
 def decode_cursor(list_name: str, filters: Mapping[str, Any], text: str, key: Any = Key) -> Any:
-    """The sort key of the last row shown, a tuple of type `key`. Raises `Invalid` for a malformed cursor, or
-    one of another list or filter."""
+    """The last row's sort key, of type `key`. Raises `Invalid`, also if it is of another list or filter."""
     try:
         if len(text) > MAX_CURSOR:
             raise ValueError
@@ -96,8 +94,7 @@ def page_of(
     *,
     scanned_to: Sequence[int | str] | None = None,
 ) -> Page[T]:
-    """The first `limit` of the rows found, of which there is one more where the list goes on. `scanned_to`:
-    the last row looked at; the list goes on after it at least."""
+    """`items`: one more than `limit` if the list goes on. `scanned_to`: the last row read, to go on from."""
     rows = list(items[:limit])
     last = key_of(rows[-1]) if len(items) > limit else scanned_to
     return Page(rows, None if last is None else encode_cursor(list_name, filters, last))
@@ -106,8 +103,7 @@ def page_of(
 def beyond(
     columns: Sequence[ColumnElement[Any]], last: Sequence[int | str], *, newest_first: bool = False
 ) -> ColumnElement[bool]:
-    """SQL condition: the row comes after the sort key `last`, all columns in one direction. Both databases
-    answer it from an index."""
+    """SQL condition, served by an index: the row comes after the sort key `last`, in one direction."""
     left = tuple_(*columns)
     right = tuple_(*(literal(value, column.type) for column, value in zip(columns, last, strict=True)))
     return left < right if newest_first else left > right

@@ -1,8 +1,7 @@
 """Admin acts on replicas: take one out of rotation, and back.
 
 A drain holds in every gateway of the database, over restarts, until it is resumed. A replica is known by
-model and address: gateways may call one server by different names.
-"""
+model and address: gateways may call one server by different names."""
 
 from __future__ import annotations
 

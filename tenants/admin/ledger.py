@@ -31,7 +31,6 @@ class GivenBack:
     amounts: Amounts
     """As limits count them."""
     charged_to: tuple[str, ...]
-    """The counters that were charged."""
     is_new: bool
     """False: it had been given back before, and nothing was changed."""
 
@@ -56,9 +55,8 @@ class LedgerCommands(AdminCommands):
     async def adjust_ledger(
         self, actor: Actor | str, wanted: LedgerAdjust, quota_store: QuotaStore | None
     ) -> GivenBack:
-        """Gives back what limits count of a request in doubt: its gateway and its engine died together. The
-        bill stays. Repeating it changes nothing. `quota_store` None: counters are filled from the ledger
-        later. Raises `NotFound`, `Invalid`, `QuotaStoreUnavailable`, `DatabaseUnavailable`."""
+        """Repeatable; the bill stays. `quota_store` None: counters are filled from the ledger later. Raises
+        `NotFound`, `Invalid`, `QuotaStoreUnavailable`, `DatabaseUnavailable`."""
         reason = validation.reason(wanted.reason)
         epoch = "" if quota_store is None else quota_store.epoch
 

@@ -1,8 +1,6 @@
 """Admin acts on limits: set, override for a time, remove.
 
-Usage is stored by what a limit counts (subject, meter, shape, tier, model, size of request), not by its
-amount: no act resets it.
-"""
+No act resets use: it is stored by what a limit counts (`Limit.identity`), not by its amount."""
 
 from __future__ import annotations
 
@@ -57,13 +55,11 @@ class LimitView:
 
 class LimitCommands(AdminCommands):
     async def set_limit(self, actor: Actor | str, wanted: LimitSet, *, if_match: IfMatch = None) -> Limit:
-        """Sets a limit on its subject. Exactly one shape: `amount` with `window`, or with `rate_per_s` (a
-        bucket's burst), or with meter `concurrency`. `thresholds` None: the default ones.
-
-        There is one limit per (subject, meter, shape, tier, model, size of request): setting it again
-        replaces amount, rate, ceiling, mode and thresholds, and keeps use and override. The time zone of a
-        window cannot be changed, as another zone's windows have use of their own: remove the limit first.
-        """
+        """Sets a limit on its subject, in exactly one shape: `amount` with `window`, or with `rate_per_s` (a
+        bucket's burst), or with meter `concurrency`. `thresholds` None: the default ones. Setting the limit
+        of a (subject, meter, shape, tier, model, size of request) again replaces amount, rate, ceiling, mode
+        and thresholds, and keeps use and override. A window's time zone cannot be changed (remove the limit
+        first): another zone's windows have use of their own."""
         validation.subject(wanted)
         draft = validation.limit_columns(wanted)
 
@@ -123,9 +119,8 @@ class LimitCommands(AdminCommands):
         *,
         if_match: IfMatch = None,
     ) -> Limit:
-        """Puts another `amount` (burst, concurrency), and for a token bucket another rate, in force up to
-        `until` or for `for_s` seconds. A new override replaces an older one. With `tenant` only a limit of
-        that tenant is found."""
+        """Puts another `amount` (burst, concurrency), for a token bucket also a rate, in force up to `until`
+        or for `for_s` seconds, in place of an older override. With `tenant` only its limits are found."""
         until = None if wanted.until is None else validation.instant("until", wanted.until)
         validation.reason(wanted.reason)
 

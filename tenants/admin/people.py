@@ -1,8 +1,7 @@
 """Admin acts on people: invite, change, suspend, reset, set a password; their sessions.
 
 Each change of a person raises its revision, which ends its sessions in every gateway. One owner who can log
-in always stays. Audit rows hold neither passwords nor tokens.
-"""
+in always stays. Audit rows hold neither passwords nor tokens."""
 
 from __future__ import annotations
 
@@ -160,8 +159,7 @@ class PeopleCommands(PeopleLists):
         return await self._act(actor, "person.redeem", change)
 
     async def erase_person(self, actor: Actor | str, person: str, if_match: IfMatch = None) -> Person:
-        """Removes a person, its sessions and links, and its personal data in the audit. The audit's rows and
-        proofs stay."""
+        """Removes a person, sessions, links and personal data in the audit, whose rows and proofs stay."""
 
         def change(connection: Connection, now_us: int) -> Change[Person]:
             store.head(connection, is_locked=True)  # no row is added that records the person again
@@ -206,8 +204,7 @@ class PeopleCommands(PeopleLists):
         *,
         only_if_changed: bool = False,
     ) -> Person:
-        """Applies `edit`, sets further columns, and ends the person's sessions; with `only_if_changed` only
-        if it differs."""
+        """Applies `edit` and `columns`, and ends the sessions; `only_if_changed`: only if it differs."""
 
         def change(connection: Connection, now_us: int) -> Change[Person]:
             before = rows.find_person(connection, person)

@@ -1,8 +1,6 @@
 """Admin acts on the stored scheduling policy.
 
-One row of the settings for its name and one for each option, so that each fits. Their meaning is the
-scheduler's.
-"""
+One row of the settings for its name and one for each option, so that each fits."""
 
 from __future__ import annotations
 
@@ -37,8 +35,7 @@ class PolicyCommands(AdminCommands):
     async def store_policy(
         self, actor: Actor | str, wanted: StoredPolicy, before: StoredPolicy, *, if_match: IfMatch = None
     ) -> None:
-        """Stores the policy for all gateways of the database. `before`: the active one where none is
-        stored."""
+        """For all gateways of the database. `before`: the active one where none is stored."""
         rows = {POLICY_SETTING: wanted.name} | {
             f"{POLICY_SETTING}.{name}": json.dumps(value) for name, value in wanted.options.items()
         }
@@ -63,7 +60,7 @@ class PolicyCommands(AdminCommands):
     async def forget_policy(
         self, actor: Actor | str, wanted: StoredPolicy, before: StoredPolicy, *, if_match: IfMatch = None
     ) -> None:
-        """Forgets the stored policy: each gateway's settings count again. `wanted`: what they say."""
+        """Each gateway's settings count again. `wanted`: what they set."""
 
         def change(connection: Connection, now_us: int) -> Change[None]:
             current = read_policy(connection) or before

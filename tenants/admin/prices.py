@@ -1,7 +1,6 @@
 """Admin acts on the price book.
 
-Every change is a new version of the models and tiers that it changes; ledger rows refer to versions.
-"""
+Every change is a new version of the models and tiers that it changes; ledger rows refer to versions."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ MAX_VERSIONS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class PriceRow:
-    """Prices of one model and tier in one version: nano-dollars a token before the multiplier; multiplier and
-    weights in thousandths."""
+    """Prices of a model and tier in a version: nano-dollars a token; multiplier, weights: thousandths."""
 
     version: int
     model: str
@@ -51,9 +49,8 @@ class PriceCommands(AdminCommands):
     async def set_price(
         self, actor: Actor | str, wanted: PriceSet, *, if_match: IfMatch = None
     ) -> list[PriceRow]:
-        """Makes a new version of the book, active immediately; `tier` None: in all tiers. Requests reserved
-        before keep their version. Returns the model's rows now. A change that changes nothing makes no
-        version."""
+        """Makes a new version of the book, unless nothing changes; earlier reservations keep theirs. `tier`
+        None: in all tiers. Returns the model's rows now."""
         model = validation.model("model", wanted.model)
         tiers = list(Tier) if wanted.tier is None else [validation.choice("tier", Tier, wanted.tier)]
 

@@ -127,8 +127,7 @@ class SloCommands(AdminCommands):
     async def causes_by_day(
         self, tenant: str | None = None, tier: str | None = None
     ) -> dict[int, dict[str, int]]:
-        """Misses by cause of each day of the period (its start, seconds since 1970), also of removed
-        targets."""
+        """Misses by cause and day of the period (its start, Unix seconds), also of removed targets."""
         wanted_tier = None if tier is None else validation.choice("tier", Tier, tier).value
         since_s = int(self._clock()) - (PERIOD_DAYS + 1) * DAY_S + 1
 

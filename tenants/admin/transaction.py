@@ -137,11 +137,8 @@ class AdminCommands:
         is_rehearsal: bool = False,
     ) -> T:
         """Runs several acts as one transaction with one revision, each with its audit row; all or none.
-
-        `acts` gets this object on the open transaction and awaits nothing but its acts; it may be called
-        again after a rollback. Raises `PreconditionFailed` unless the directory was `at_revision`. A
-        rehearsal is rolled back.
-        """
+        `acts` gets this object on the open transaction, awaits only its acts, and may run again after a
+        rollback. Raises `PreconditionFailed` unless at `at_revision`. A rehearsal is rolled back."""
         now_us = round(self._clock() * 1e6)
 
         def transaction(connection: Connection) -> T:
@@ -200,8 +197,7 @@ def _perform(
     change: Callable[[Connection, int], Change[T]],
     if_match: IfMatch,
 ) -> T:
-    """Makes a change under its condition, notes the revision at its tenant and writes its audit row. Raises
-    `PersonChanged` where the actor was changed since the session was read."""
+    """Makes a change, with revision and audit row. Raises `PersonChanged` if the actor has been changed."""
     connection = opened.connection
     if actor.person is not None and not rows.is_as_it_was(connection, *actor.person):
         raise PersonChanged

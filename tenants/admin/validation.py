@@ -1,7 +1,6 @@
 """Checks of the values that admin acts set. Pure; each error names the field, the bound and the remedy.
 
-The counts below keep the directory small enough for memory and a reservation for one atomic step.
-"""
+The counts below keep the directory small enough for memory and a reservation for one atomic step."""
 
 from __future__ import annotations
 
@@ -84,7 +83,6 @@ def plain_text(field: str, value: str, most: int = 256) -> str:
 
 
 def finite(field: str, value: float, what: str = "a finite number") -> float:
-    """Neither NaN nor infinite."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise Invalid(field, f"must be {what}")
     return value

@@ -1,8 +1,6 @@
 """Webhooks: commands, reads and admin acts; their deliveries, and alerts.
 
-A webhook's secret is shown once, and stored encrypted with its URL. Audit rows hold no secret, and of a URL
-only its host.
-"""
+Secrets are shown once, and stored encrypted with the URL. Audit rows hold no secret, and only the host."""
 
 from __future__ import annotations
 
@@ -51,7 +49,7 @@ class WebhookAdd(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     url: str
     tenant: str | None = None
-    """Whose events it is told of; without: those of all tenants, and of the platform."""
+    """Whose events it receives; without: those of all tenants, and of the platform."""
     subjects: list[str] | None = None
     """Only these; without: all."""
 
@@ -65,7 +63,7 @@ class DeliveryAgain(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """Who is told of events."""
+    """A receiver of events."""
 
     webhook_id: str
     tenant_id: str
@@ -89,7 +87,7 @@ class Webhook:
 
 
 def checked_subjects(wanted: Iterable[str] | None, *, of_tenant: bool) -> tuple[str, ...]:
-    """Raises `Invalid` for a subject that the webhook would never be told of."""
+    """Raises `Invalid` for a subject that the webhook would never receive."""
     known = OF_TENANTS if of_tenant else SUBJECTS
     chosen = tuple(dict.fromkeys(wanted or ()))
     for subject in chosen:
@@ -219,8 +217,7 @@ class WebhookCommands(AdminCommands):
         return await self._act(actor, "webhook.remove", change)
 
     async def test_webhook(self, actor: Actor | str, webhook: str, whose: Whose = None) -> Delivery:
-        """Puts an event into the outbox for this webhook alone; what waits before it is tried at once. Raises
-        `Invalid` where too many wait."""
+        """Queues an event for it and retries waiting ones now. Raises `Invalid` where too many wait."""
 
         def change(connection: Connection, now_us: int) -> Change[Delivery]:
             hook = find_webhook(connection, webhook, whose)
@@ -238,8 +235,7 @@ class WebhookCommands(AdminCommands):
     async def resend(
         self, actor: Actor | str, webhook: str, wanted: DeliveryAgain, whose: Whose = None
     ) -> int:
-        """Sends one dead letter again, or all; returns how many. What waits for a retry is tried at once.
-        Raises `NotFound`."""
+        """Resends one dead letter, or all, and retries waiting ones; returns how many. Raises `NotFound`."""
 
         def change(connection: Connection, now_us: int) -> Change[int]:
             hook = find_webhook(connection, webhook, whose)

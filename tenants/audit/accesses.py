@@ -2,8 +2,7 @@
 
 Pure; the time is passed in. One action, actor, address and target has one row a minute, of reads one an hour,
 with a count. Beyond `MOST_OF_A_KIND` rows of one action and kind of actor, the rest of that minute is one
-row, `others`. What does not fit into the buffer is counted in a row, too.
-"""
+row, `others`. What does not fit into the buffer is counted in a row, too."""
 
 from __future__ import annotations
 
@@ -94,8 +93,7 @@ class AccessBuffer:
         row.add(access, now_us)
 
     def take(self, now_us: int, most: int, *, is_last: bool = False) -> Sequence[MergedAccess]:
-        """Removes and returns up to `most` rows whose time is over (`is_last`: all), oldest first, and last
-        the row that counts the dropped accesses."""
+        """Takes up to `most` ended rows (`is_last`: any), oldest first; the last counts dropped accesses."""
         over = [key for key, row in self._rows.items() if is_last or row.ends_us <= now_us][:most]
         taken = [self._rows.pop(key) for key in over]
         for key in over:

@@ -1,8 +1,7 @@
 """Checkpoints of the audit: signed once it is shown that the log extends the one before, and stored.
 
 The first checkpoint notes the log's public key in the database. From then on only its holder signs, until the
-key is changed: gateways that share a database share the key's file, or leave signing to others.
-"""
+key is changed: gateways that share a database share the key's file, or leave signing to others."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ class StoredCheckpoint:
     """A signed head; reading it verifies nothing."""
 
     size: int
-    """Rows that it speaks of."""
+    """Rows that it covers."""
     note: str
     at_us: int
 
@@ -68,9 +67,8 @@ def register(connection: Connection, key: PublicKey) -> PublicKey:
 
 
 def make(connection: Connection, key: SigningKey, now_us: int) -> StoredCheckpoint:
-    """Signs the head, or returns the checkpoint that it has. Raises `Invalid` for a key that is not this
-    log's, and `AuditDamaged` where what is stored does not extend the newest checkpoint: a log must never
-    sign two histories."""
+    """Signs the head, or returns its checkpoint. Raises `Invalid` for a key that is not this log's,
+    `AuditDamaged` where the rows do not extend the newest checkpoint: a log must never sign two histories."""
     edge, last = store.head(connection), newest(connection)
     # After the head: where the key was changed below it, that is seen here.
     own = register(connection, key.public)
@@ -93,8 +91,7 @@ def make(connection: Connection, key: SigningKey, now_us: int) -> StoredCheckpoi
 def change_key(
     connection: Connection, old: SigningKey, new: SigningKey, actor: str, origin: str, now_us: int
 ) -> StoredCheckpoint:
-    """From here on `new` signs: adds a row that names both keys, and a checkpoint up to it, signed by both.
-    Raises as `make`."""
+    """Adds a row that names both keys, and a checkpoint up to it, signed by both. Raises as `make`."""
     store.head(connection, is_locked=True)
     make(connection, old, now_us)  # whatever the old key vouches for, it has looked at
     row = store.LogEntry(

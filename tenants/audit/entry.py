@@ -1,8 +1,7 @@
 """The canonical bytes of an audit row: what is hashed, and what the columns beside it are checked against.
 
 Pure. JSON in ASCII, keys sorted, no spaces; missing fields are left out, so that rows of later versions may
-have more. Readers hash the stored bytes and never encode them again.
-"""
+have more. Readers hash the stored bytes and never encode them again."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Pure: lines in, lines out. The first line names the log and the size; each row has a line with its columns
 (for reading) and its bytes (for checking), and each checkpoint has one. A file that is cut, changed, or of
-another log or program raises `Invalid`, which names the line.
-"""
+another log or program raises `Invalid`, which names the line."""
 
 from __future__ import annotations
 

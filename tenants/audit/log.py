@@ -32,11 +32,10 @@ class LogState:
     root: bytes
     newest: StoredCheckpoint | None
     public_key: PublicKey | None
-    """As the database has it."""
 
     @property
     def signed(self) -> int:
-        """Rows that the newest checkpoint speaks of."""
+        """Rows that the newest checkpoint covers."""
         return 0 if self.newest is None else self.newest.size
 
 
@@ -70,15 +69,12 @@ class AuditLog:
         return await self._database.read(look)
 
     async def public_key(self) -> PublicKey | None:
-        """The log's public key, as the database has it."""
         return await self._database.read(checkpoints.public_key)
 
     async def oldest_unsigned_us(self) -> int | None:
-        """When the first row that is not signed yet was written; None: all are signed."""
         return await self._database.read(checkpoints.oldest_unsigned_us)
 
     async def register(self, key: PublicKey) -> PublicKey:
-        """The log's public key: this one, where it has none yet."""
         return await self._database.write(lambda connection: checkpoints.register(connection, key))
 
     async def make_checkpoint(self) -> StoredCheckpoint:
@@ -87,8 +83,7 @@ class AuditLog:
         return await self._database.write(lambda connection: checkpoints.make(connection, key, now_us))
 
     async def change_key(self, new: SigningKey, actor: str, origin: str) -> StoredCheckpoint:
-        """From here on `new` signs the log; the checkpoint that both keys sign. Raises `Invalid`,
-        `AuditDamaged`."""
+        """Lets `new` sign; returns the checkpoint that both keys sign. Raises `Invalid`, `AuditDamaged`."""
         old, now_us = self._own_key(await self.public_key()), round(self._clock() * 1e6)
         if new.name != old.name or new.public == old.public:
             raise Invalid("audit key", "the new one needs the log's name, and must be another one")
@@ -144,8 +139,7 @@ class AuditLog:
         return await self._database.read(prove)
 
     async def prove(self, seq: int) -> InclusionProof:
-        """The proof that a row is in the log, by its newest checkpoint. Raises `NotFound`, and `Invalid` for
-        a row that is not signed yet."""
+        """The proof, by the newest checkpoint. Raises `NotFound`, `Invalid` for a row not signed yet."""
 
         def look(connection: Connection) -> InclusionProof:
             query = select(audit.c.entry).where(audit.c.seq == seq)
@@ -170,8 +164,7 @@ def _made(proof: Callable[[], list[bytes]]) -> list[bytes]:
 
 
 def verify_stored(connection: Connection, keys: Sequence[PublicKey], kept: Sequence[str] = ()) -> Verdict:
-    """`keys`: those that sign the log; `kept`: checkpoints from elsewhere. Raises `Invalid` for a kept one
-    that none of the keys signed."""
+    """`kept`: checkpoints from elsewhere. Raises `Invalid` for one that none of the log's `keys` signed."""
     head = stored_head(connection)
     notes = connection.execute(select(audit_checkpoints.c.size, audit_checkpoints.c.note))
     tiles = select(audit_tiles.c.number, audit_tiles.c.root).order_by(audit_tiles.c.number)

@@ -1,8 +1,6 @@
 """Signed notes, checkpoints and proofs as text (C2SP signed-note, tlog-checkpoint, tlog-proof; Ed25519).
 
-Pure. Malformed text raises `Invalid`, which names the field. Trust a note's text only after a signature by a
-known key was verified.
-"""
+Pure. Malformed text raises `Invalid`. Trust a note's text only once a known key's signature was verified."""
 
 from __future__ import annotations
 
@@ -166,8 +164,7 @@ def claimed_checkpoint(note: str) -> Checkpoint:
 
 
 def open_checkpoint(note: str, keys: Sequence[PublicKey]) -> Checkpoint:
-    """A checkpoint signed by its log's own key: the one of the keys that is named as its origin. Raises
-    `Invalid`."""
+    """A checkpoint signed by the one of the keys that is named as its origin. Raises `Invalid`."""
     claimed = claimed_checkpoint(note)
     own = [key for key in keys if key.name == claimed.origin]
     if not own:

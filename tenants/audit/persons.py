@@ -1,10 +1,8 @@
 """Personal data in the audit: a keyed hash in the row, and beside the log a record that can be erased.
 
-A person's name, address and browser never stand in a row: there stands `~` and the hash of the text under a
-random salt. The record has salt and text; lists show the text while the record exists and matches. Erasing
-deletes the records, so that rows and hashes stay and reveal nothing. Records are written under the lock of
-the log's head, so that no row brings back an erased one.
-"""
+Rows hold `~` and a hash of a person's name, address or browser under a random salt; the record holds salt and
+text, which lists show while it exists and matches. Erasing deletes the records: rows and hashes stay and
+reveal nothing. Records are written under the lock of the log's head, so that none comes back."""
 
 from __future__ import annotations
 
@@ -42,8 +40,8 @@ def hash_of(salt: bytes, text: str) -> str:
 
 
 def hidden(connection: Connection, person_id: str, text: str) -> str:
-    """What stands for a person's text in a row; the same for the same text, while its record exists. Nothing
-    is recorded of a person who does not exist (any more). The log's head must be locked."""
+    """What a row holds for a person's text: the same for the same text while its record exists. Of a person
+    who does not exist (any more) nothing is recorded. The log's head must be locked."""
     table = audit_persons.c
     query = select(table.digest).where(table.person_id == person_id, table.text == text)
     known = connection.execute(query).scalar()

@@ -1,9 +1,7 @@
 """The audit's rows, and the tree over them, in the database.
 
-A row, the tree's new head and, after each 256 rows, the root over these are written in the transaction of the
-act. The head row is locked while it moves, which makes `seq` dense and in order. In a transaction with other
-row locks, it is the last one taken.
-"""
+A row, the tree's new head and, each 256 rows, the root over them are written in the act's transaction. The
+head row is locked while it moves, which makes `seq` dense and in order; of row locks it is the last."""
 
 from __future__ import annotations
 
@@ -61,7 +59,7 @@ class StoredHead:
 
 
 def stored_head(connection: Connection) -> StoredHead:
-    """The head's row; without one, what is no head of any log."""
+    """The head's row; where it is missing, a head that no log has."""
     columns = (audit_head.c.size, audit_head.c.frontier, audit_head.c.root)
     row = connection.execute(select(*columns)).first()
     return StoredHead(0, b"", b"") if row is None else StoredHead(*row)

@@ -2,8 +2,7 @@
 
 Pure. Leaves are numbered from 0. A `Frontier` is the right edge of a tree: the roots of the complete subtrees
 that its size is the sum of, largest first; appending a leaf takes O(log n) hashes. Proofs are made from
-complete subtrees, which the caller has stored or makes from leaves (`Subtree`).
-"""
+complete subtrees, which the caller has stored or makes from leaves (`Subtree`)."""
 
 from __future__ import annotations
 
@@ -91,8 +90,7 @@ def root_of(start: int, end: int, subtree: Subtree) -> bytes:
 
 
 def inclusion_proof(index: int, size: int, subtree: Subtree) -> list[bytes]:
-    """The hashes that lead from a leaf to the root of the first `size` leaves, from its sibling on
-    (RFC 6962, 2.1.1)."""
+    """The hashes from a leaf's sibling to the root of the first `size` leaves (RFC 6962, 2.1.1)."""
     if not 0 <= index < size:
         raise ValueError(f"a tree of {size} leaves has no leaf {index}")
     start, end = 0, size
@@ -109,7 +107,7 @@ def inclusion_proof(index: int, size: int, subtree: Subtree) -> list[bytes]:
 
 
 def consistency_proof(old: int, new: int, subtree: Subtree) -> list[bytes]:
-    """The hashes that show that the first `old` leaves of `new` are a tree's that was (RFC 6962, 2.1.2)."""
+    """The hashes that show that `new` leaves extend the tree of the first `old` (RFC 6962, 2.1.2)."""
     if not 0 <= old <= new:
         raise ValueError(f"a tree of {new} leaves extends none of {old}")
     if old in (0, new):

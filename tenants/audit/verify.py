@@ -1,10 +1,8 @@
 """Checks a whole log against what was signed, and names the first altered row, and how.
 
 Pure. Rows are added in stored order; each is checked by its place, the number in its bytes, the columns
-beside them, and the tree: its stored subtrees, its head, and every checkpoint. Numbers and columns name a row
-exactly. Where these were rewritten too, a signed root that does not match names the rows since the last one
-that did.
-"""
+beside them, and the tree: stored subtrees, head and every checkpoint. Numbers and columns name a row exactly;
+if these were rewritten too, a wrong signed root names the rows since the last right one."""
 
 from __future__ import annotations
 
@@ -70,7 +68,7 @@ class Head:
 class Verdict:
     rows: int
     signed: int
-    """Rows that checkpoints speak of; the others may still be changed by who writes the database."""
+    """Rows that checkpoints cover; whoever writes the database may still change the others."""
     checkpoints: int
     finding: AuditFinding | None
 
@@ -87,15 +85,14 @@ class LogVerifier:
         tiles: Sequence[tuple[int, bytes]] | None = None,
         changes: Sequence[SignerChange] = (),
     ) -> None:
-        """`checkpoints`: the log's own notes, by the size that they are stored under; `kept`: notes kept
-        elsewhere; `tiles`: stored subtrees by number, None: none; `changes`: of the key, as rows claim.
-        Raises `Invalid` for a kept note that no key of the log signed."""
+        """`checkpoints`: the log's notes by stored size; `kept`: from elsewhere; `tiles`: stored subtrees;
+        `changes`: of the key, as rows claim. Raises `Invalid` for a kept note that no key signed."""
         history = KeyHistory(keys, changes, dict(checkpoints))
         self._finding: AuditFinding | None = None
         self._wrong_column: AuditFinding | None = None
         """A row whose columns differ from its bytes: the next root says which of them was changed."""
         self._out_of_place: tuple[int, LogRow, int] | None = None
-        """A place, what lies there, and the number that it says it has."""
+        """A place, the row in it, and the number in that row's bytes."""
         self._found_later = False
         """The row that belongs to that place lies further down."""
         self._edge = Frontier()

@@ -85,8 +85,7 @@ class ConfigFile:
         return await self._database.read(look)
 
     async def plan(self, wanted: Configuration, *, if_match: IfMatch = None) -> ConfigPlan:
-        """What `apply` would do now. Raises `ConfigInvalid`, and `PreconditionFailed` where the directory is
-        not at the revision of `if_match`."""
+        """What `apply` would do now. Raises `ConfigInvalid`, `PreconditionFailed` at another revision."""
 
         def look(connection: Connection) -> ConfigPlan:
             state = self._state(connection)
@@ -98,9 +97,8 @@ class ConfigFile:
     async def apply(
         self, actor: Actor | str, plan: ConfigPlan, *, is_rehearsal: bool = False
     ) -> list[MadeKey]:
-        """Does a plan in one transaction, with one audit row for each step; returns the new keys. A rehearsal
-        is rolled back. Raises `PreconditionFailed` where the directory is at another revision than the
-        plan's, and `ConfigInvalid` for what an act refuses."""
+        """Does a plan in one transaction, with an audit row a step; returns the new keys. Rolls a rehearsal
+        back. Raises `PreconditionFailed` at another revision, `ConfigInvalid` for what an act refuses."""
 
         async def acts(inside: Admin) -> list[MadeKey]:
             made: dict[tuple[str, str], MadeKey] = {}

@@ -1,9 +1,8 @@
 """The configuration file: its shape as structs and as JSON Schema, and places in it.
 
-Names stand in it, not ids, and never a secret. What is left out of a tenant, project, key or price stays as
-it is (of a new one: the default); a limit and a target are replaced as a whole, as their commands do. Money
-is in whole nano-dollars a token, amounts are whole numbers: the same fields as those of the commands.
-"""
+It holds names, not ids, and never a secret. What is left out of a tenant, project, key or price stays as it
+is (of a new one: the default); a limit and a target are replaced as a whole, as their commands do. Money is
+in whole nano-dollars a token, amounts are whole numbers: the same fields as those of the commands."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A state as a configuration file, in one order, so that equal states give equal bytes. Pure.
 
-All fields of a tenant stand in it, also defaults, so that later changes show as a difference. Left out are
-keys without a unique name with their limits, and overrides and brakes, which end by themselves.
-"""
+All fields of a tenant are in it, also defaults, so that later changes show as a difference. Left out are keys
+without a unique name with their limits, and overrides and brakes, which end by themselves."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Plans a configuration file: the steps that make the directory as the file says.
 
 Pure: the same state and file make the same steps, in the order of the file; a state as in the file makes
-none. Nothing is removed without `state: absent`.
-"""
+none. Nothing is removed without `state: absent`."""
 
 from __future__ import annotations
 
@@ -97,8 +96,7 @@ def _policy_steps(
 
 
 def unnamed(there: Configuration, wanted: Configuration) -> Iterator[str]:
-    """Things of `there` (the state as a file) that `wanted` does not name; of unnamed tenants the tenants
-    alone."""
+    """What `there` (the state as a file) has and `wanted` does not; of unnamed tenants only the tenants."""
     if there.policy is not None and wanted.policy is None:
         yield f"scheduling policy {there.policy.name}"
     priced = {price.model for price in wanted.prices}

@@ -1,8 +1,7 @@
 """Steps for a tenant's keys, by their names. Pure.
 
 A key's project is fixed when it is made, as usage and limits name it: a file that differs is refused. A key
-whose end has passed is not made again.
-"""
+whose end has passed is not made again."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Steps for prices: what a file says of a model in all tiers, and in each, becomes entries of the price book.
-Pure."""
+"""Steps for prices: what a file says of a model in all tiers and in each, as price book entries. Pure."""
 
 from __future__ import annotations
 

@@ -63,7 +63,6 @@ class ConfigStep:
     subject: str
     """For people: `tenant acme`, `acme: limit total_tokens per day of project web`."""
     place: Place
-    """Where the file asks for it."""
     command: Command = None
     changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Before and after of each field that the audit row will show changed."""

@@ -1,9 +1,7 @@
 """Reads a configuration file: YAML 1.2 of plain values, with the line of each.
 
-The parser's events are taken one by one, so that input that is too deep or refused ends the reading at once.
-Anchors, aliases and tags are refused, so that no file is larger than it looks. Plain words follow the core
-schema of YAML 1.2: `yes` and `on` are words.
-"""
+The parser's events are taken one by one: input that is too deep or refused ends the reading at once. Anchors,
+aliases and tags are refused: no file is larger than it looks. `yes` and `on` are words (YAML 1.2)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Calibration of told figures: how often the figures told on arrival were kept.
+"""Calibration of forecasts: how often the figures stated on arrival were kept.
 
-Counted by hour, model, tier, figure, told wait and kind of promise; each flush of a gateway counts exactly
-once.
-"""
+Counted by hour, model, tier, figure, stated wait and kind of promise; each flush counts exactly once."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ KINDS = ("plain", "binding")
 
 
 class CalibrationKey(NamedTuple):
-    """What told figures are counted by."""
+    """What stated figures are counted by."""
 
     hour_s: int
     """Seconds since 1970."""
@@ -34,13 +32,13 @@ class CalibrationKey(NamedTuple):
     figure: str
     """One of `FIGURES`."""
     wait_bucket: int
-    """By the wait that was told."""
+    """By the stated wait."""
     kind: str
     """One of `KINDS`; binding: it was a redeemed quote."""
 
 
 class KeptCount(NamedTuple):
-    """How many requests were told a figure, and how many stayed within it."""
+    """How many requests got a figure, and how many stayed within it."""
 
     requests: int
     within_p50: int
@@ -68,8 +66,7 @@ async def add(
 
 
 async def purge(database: Database, now_s: float) -> int:
-    """Deletes at most `MAX_PURGED_HOURS` of the hours beyond `KEPT_S`; returns how many rows. Raises
-    `DatabaseUnavailable`."""
+    """At most `MAX_PURGED_HOURS` hours beyond `KEPT_S`; returns the rows. Raises `DatabaseUnavailable`."""
     hour_s: Any = calibration_counts.c.hour_s
 
     def work(connection: Connection) -> int:

@@ -1,8 +1,7 @@
 """Service by minute: counts of tenants and of engines, and their storage.
 
 Several gateways count one minute. Tenants' counts are summed; of an engine, which all of them see, the
-account of the gateway that saw it longest counts.
-"""
+account of the gateway that saw it longest counts."""
 
 from __future__ import annotations
 
@@ -125,8 +124,7 @@ ENGINE_COUNTS = tuple(engine_minutes.c[name] for name in EngineMinute.__dataclas
 async def add(
     database: Database, gateway_id: str, counted: MinutesCounted, flush: Flush, now_us: int
 ) -> None:
-    """Adds a gateway's counts in one transaction, once for each flush. Raises `DatabaseUnavailable`: whether
-    they were added is then unknown, and the flush is to be repeated."""
+    """Adds each flush once. Raises `DatabaseUnavailable`: it may have been added, and is to be repeated."""
     flow = [
         {**key._asdict(), "gateway_id": gateway_id, **asdict(counts)} for key, counts in counted.flow.items()
     ]
@@ -160,8 +158,7 @@ async def purge(database: Database, now_us: int) -> None:
 def flow_by_window(
     connection: Connection, window_us: int, conditions: Sequence[ColumnElement[bool]], most: int
 ) -> list[tuple[FlowKey, FlowMinute]]:
-    """Windows with something in them, of all gateways, in the order of their keys. The conditions bound the
-    minutes, by which the table is indexed."""
+    """Non-empty windows of all gateways, in key order. Conditions must bound the minutes (the index)."""
     table = flow_minutes
     start = window_of(window_us)
     keys = (start, table.c.pool, table.c.tier, table.c.tenant_id)

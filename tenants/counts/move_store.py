@@ -86,8 +86,7 @@ def where(connection: Connection, conditions: Sequence[ColumnElement[bool]], mos
 
 
 async def purge(database: Database, now_s: float, most_rows: int = MAX_ROWS) -> int:
-    """Deletes moves older than `KEPT_S`, and the oldest beyond `most_rows`; at most `MAX_PURGED`. Raises
-    `DatabaseUnavailable`."""
+    """Deletes at most `MAX_PURGED` moves, beyond `KEPT_S` or `most_rows`. Raises `DatabaseUnavailable`."""
 
     def work(connection: Connection) -> int:
         newest = select(control_moves.c.at_us, control_moves.c.move_id).order_by(

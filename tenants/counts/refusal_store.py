@@ -1,8 +1,7 @@
 """Refused requests and their storage: some whole, all counted by minute, tenant, code and limit.
 
 After two days the minutes of an hour are added up; hours are kept for 90 days. Each flush of a gateway counts
-exactly once (`tenants/storage/flushes.py`). Purged by age and number; no account depends on it.
-"""
+exactly once (`tenants/storage/flushes.py`). Purged by age and number; no account depends on it."""
 
 from __future__ import annotations
 
@@ -170,8 +169,7 @@ def where(
 
 
 async def purge(database: Database, now_s: float, most_rows: int = MAX_ROWS) -> int:
-    """Deletes what is too old, and the oldest rows beyond `most_rows`; at most `MAX_PURGED` of each kind.
-    Returns how many. Raises `DatabaseUnavailable`."""
+    """Deletes up to `MAX_PURGED` of each kind, old or beyond `most_rows`. Raises `DatabaseUnavailable`."""
 
     def work(connection: Connection) -> int:
         flushes.purge(connection, round(now_s * 1e6))

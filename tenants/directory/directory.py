@@ -3,8 +3,7 @@
 `authenticate` is a look-up and one HMAC, no SQL. A poller reads the directory's revision four times a second
 and reloads changed tenants, so an admin act made anywhere takes effect within a second. An unknown key
 triggers a refresh (`look_again`). While the database is down the last known state serves for `max_stale_s`
-(for that long a revocation may be unseen), then `authenticate` fails closed (`DirectoryStale`).
-"""
+(for that long a revocation may be unseen), then `authenticate` fails closed (`DirectoryStale`)."""
 
 from __future__ import annotations
 
@@ -121,8 +120,7 @@ class Directory:
         return max(0.0, self._monotonic() - self._fresh_at_s)
 
     def authenticate(self, secret: str, now_s: float) -> Principal:
-        """The principal of a key's text; `now_s` is seconds since 1970. Raises `KeyRejected`, or
-        `DirectoryStale` when the database has been away for too long."""
+        """`now_s`: Unix seconds. Raises `KeyRejected`, `DirectoryStale` (database away for too long)."""
         if self.stale_s > self._max_stale_s:
             raise DirectoryStale("the directory could not be refreshed; keys cannot be checked now")
         public_id = public_id_of(secret)
@@ -149,8 +147,7 @@ class Directory:
         return entry.principal
 
     def ends_running(self, key_id: str) -> bool:
-        """Whether running requests of the key end: it was revoked, or its project or tenant suspended, with
-        `now`."""
+        """Whether the key's requests end: it was revoked, or its tenant or project suspended, with `now`."""
         entry = self._by_key.get(key_id)
         return entry is not None and entry.refusal is not None and entry.ends_running
 
@@ -163,8 +160,7 @@ class Directory:
         return sorted((state.tenant for state in self._tenants.values()), key=lambda tenant: tenant.name)
 
     def limits(self, now_s: float, tenant_id: str | None = None) -> list[Limit]:
-        """Limits as in force at `now_s` (seconds since 1970): all, or one tenant's with its projects', keys'
-        and end users'; those of `PLATFORM` are its own."""
+        """In force at `now_s` (Unix seconds): all, or one tenant's with those below it, or `PLATFORM`'s."""
         by_tenant = {known_id: state.limits for known_id, state in self._tenants.items()} | {
             PLATFORM: self._platform
         }
@@ -182,8 +178,7 @@ class Directory:
         return self._prices
 
     async def prices_at(self, version: int) -> PriceBook:
-        """The price book that a request was reserved with; 0: the current one. Raises
-        `DatabaseUnavailable`."""
+        """The price book of that version; 0: the current one. Raises `DatabaseUnavailable`."""
         if version in (0, self._prices.version):
             return self._prices
         return await self._database.read(lambda connection: queries.price_book(connection, version))
@@ -211,8 +206,7 @@ class Directory:
         return self._revision != before
 
     async def next_poll(self) -> None:
-        """Returns after the poller's next refresh. A change committed before the call is loaded by the second
-        refresh at the latest (the first may have begun before)."""
+        """Returns after the next refresh; what was committed before is loaded by the second at the latest."""
         await self._polled.wait()
 
     def _apply(self, loaded: _Loaded) -> None:

@@ -1,9 +1,7 @@
 """Gateway heartbeats in the database.
 
-Another gateway settles the requests of one that has been silent for too long. Ages are measured on the
-database's clock (SQLite: the machine's). A row names the process that writes it (`Instance`), so that two
-processes never write one in turns.
-"""
+Another gateway settles the requests of one silent for too long, by the database's clock (SQLite: the
+machine's). A row names its process (`Instance`), so that two processes never write one in turns."""
 
 from __future__ import annotations
 
@@ -36,8 +34,7 @@ class Instance:
     """Boot of the machine, device and inode of the data directory, whose lock it holds; empty: not known."""
 
     def follows(self, seen: GatewaySeen) -> bool:
-        """Whether the process that wrote this row has certainly ended, or is this one: two processes never
-        hold the lock of one directory."""
+        """Whether the row's process has ended, or is this one: no two processes lock one directory."""
         return self.instance_id == seen.instance_id or self.runs_in == seen.runs_in != ""
 
 
@@ -86,8 +83,7 @@ class GatewayRegistry:
         takes_over: bool = True,
     ) -> list[GatewaySeen]:
         """Writes a heartbeat; returns every gateway, this one included. Raises `DatabaseUnavailable`,
-        `Invalid` for a name that cannot be stored, and, unless it `takes_over`, `IdentityTaken` where another
-        process has the row."""
+        `Invalid` for a name that cannot be stored and, unless it `takes_over`, `IdentityTaken`."""
         if not 0 < len(gateway_id) <= MAX_GATEWAY_ID:
             raise Invalid("gateway_id", f"must have 1 to {MAX_GATEWAY_ID} characters")
         if len(engines) > MAX_ENGINES:
@@ -156,8 +152,7 @@ class GatewayRegistry:
         return await self._database.read(lambda connection: _seen(connection, self._now_us(connection)))
 
     async def claim(self, gateway_id: str, adopter: str, stale_s: float) -> bool:
-        """Claims the right to settle the requests of a gateway that is silent for longer than `stale_s`.
-        False when it is not, or when another live gateway has that right."""
+        """Claims a gateway's requests. False: not silent for `stale_s`, or another live gateway has them."""
 
         def write(connection: Connection) -> bool:
             latest_us = self._now_us(connection) - round(stale_s * 1e6)

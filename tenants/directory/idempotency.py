@@ -1,9 +1,7 @@
 """Requests and stored answers by `Idempotency-Key`.
 
-A row is claimed before any budget is held, so that only one gateway runs the request. When the request has
-ended the row gets its answer, or is deleted where nothing was charged. Keys belong to the API key that sent
-them.
-"""
+A row is claimed before any budget is held, so that only one gateway runs a request; at its end it gets the
+answer, or is deleted where nothing was charged. Keys belong to the API key that sent them."""
 
 from __future__ import annotations
 
@@ -88,9 +86,8 @@ class IdempotentAnswers:
         expires_us: int,
         instead_of: str | None = None,
     ) -> Claimed | None:
-        """Claims the key durably; None on success, otherwise the existing claim. `instead_of`: a request that
-        never began and whose gateway is gone; its claim is taken over. Raises `TooManyKeys`,
-        `AnswersTooLarge`."""
+        """Claims the key durably; None on success, else the existing claim. `instead_of`: a request whose
+        claim is taken over: it never began, its gateway is gone. Raises `TooManyKeys`, `AnswersTooLarge`."""
 
         def write(connection: Connection) -> Claimed | None:
             gone = table.c.expires_us <= now_us
@@ -134,8 +131,7 @@ class IdempotentAnswers:
         return await self._database.read(lambda connection: connection.execute(query).first() is not None)
 
     async def keep(self, scope: Scope, request_id: str, answer: StoredAnswer) -> bool:
-        """Stores the answer of an ended request, without its pieces where its tenant's answers would be too
-        large. False when the claim was lost."""
+        """Stores the answer, its pieces only within the tenant's `max_bytes`. False: the claim was lost."""
         pieces = None if answer.pieces is None else zlib.compress(_pack(list(answer.pieces)))
         head_bytes = len(_pack(dict(answer.headers)))
 

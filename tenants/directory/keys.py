@@ -2,8 +2,7 @@
 
 `fg_live_<public id>_<secret>`: the public id finds the row, the secret (256 random bits) authenticates. Only
 HMAC-SHA256(pepper, whole key) is stored, so a stolen database is useless without the server's pepper. A fast
-hash suffices: unlike a password the secret cannot be guessed.
-"""
+hash suffices: unlike a password the secret cannot be guessed."""
 
 from __future__ import annotations
 

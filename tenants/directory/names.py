@@ -1,8 +1,7 @@
 """Names beside ids, as the API and the command line show tenants, projects and keys.
 
-`tenant` stands beside `tenant_id`, `project` beside `project_id`, `key_name` beside `key_id` (a `key` is a
-secret), and `subject` beside a limit's `subject_id`.
-"""
+`tenant` goes with `tenant_id`, `project` with `project_id`, `key_name` with `key_id` (a `key` is a secret),
+and `subject` with a limit's `subject_id`."""
 
 from __future__ import annotations
 

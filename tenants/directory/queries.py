@@ -109,8 +109,7 @@ def ids_of(
 
 
 def find_project(connection: Connection, reference: str, tenant: Tenant | None = None) -> Project:
-    """By id, and within a tenant by name, too: another tenant's project is not found. Raises `NotFound`, and
-    `Invalid` for a name alone, which several tenants may use."""
+    """By id, or within a tenant by name. Raises `NotFound`, `Invalid` for a name alone (ambiguous)."""
     asked = plain(reference)
     is_it = projects.c.id == asked
     if tenant is not None:

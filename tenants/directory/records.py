@@ -1,5 +1,4 @@
-"""Tenants, projects and keys as frozen values read from the tables; `as_json` is their form in the CLI, the
-admin API and the audit, without secrets."""
+"""Tenants, projects, keys as frozen values; `as_json`: as CLI, admin API and audit show them, no secrets."""
 
 from __future__ import annotations
 
@@ -101,7 +100,6 @@ class Project:
     status: Status
     created_at: datetime
     ends_running: bool = False
-    """Whether its suspension also ends what runs."""
 
     def as_json(self) -> dict[str, Any]:
         return {

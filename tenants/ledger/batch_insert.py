@@ -1,11 +1,8 @@
 """Inserts many ledger rows with one statement.
 
-The gateways' hottest write: at least two rows a request. All queued rows go into one multi-row `INSERT` with
-driver-level parameters: SQLAlchemy's per-row processing costs several times the row itself, and between two
-statements the interpreter may switch threads.
-
-Existing rows are skipped; the database reports how many were new.
-"""
+The gateways' hottest write. All queued rows go into one multi-row `INSERT` with driver-level parameters:
+SQLAlchemy's per-row processing costs several times the row itself, and between two statements the interpreter
+may switch threads. Existing rows are skipped."""
 
 from __future__ import annotations
 
@@ -28,8 +25,7 @@ Values = tuple[Any, ...]
 
 
 def insert_rows(connection: Connection, rows: Sequence[Values]) -> int:
-    """Appends ledger rows, values in the order of `COLUMNS` (`detail` as JSON text); returns how many were
-    new."""
+    """Appends rows, values as `COLUMNS` (`detail` as JSON text); returns how many were new."""
     return insert_values(connection, ledger, COLUMNS, rows)
 
 

@@ -1,10 +1,8 @@
 """Named sets of counters that requests are charged to.
 
-A request is held on one counter for each limit on its path, the same for all requests of a key and tier until
-a window turns. A set is named by a digest of its members, and ledger rows refer to that name: one page to
-write instead of four, and the digest reveals a changed set. Each gateway writes its own sets, so that an
-uncommitted set of one never blocks another.
-"""
+The counters of a request are the same for a key and tier until a window turns. Ledger rows name such a set by
+a digest of its members: one page to write instead of four, and the digest reveals a changed set. Each gateway
+writes its own sets, so that an uncommitted set of one never blocks another."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Spans follow each other without a gap from id 1, so that a row which is added, removed or changed later shows
 in the span of its id. A span is closed only where every id in it is final (`tenants/usage/fold.py`), so
-spans end at or before the fold's position. The ledger is never purged: a missing row was removed.
-"""
+spans end at or before the fold's position. The ledger is never purged: a missing row was removed."""
 
 from __future__ import annotations
 
@@ -116,8 +115,7 @@ def rows_between(connection: Connection, first_id: int, last_id: int, most: int)
 
 
 async def verify_digests(database: Database) -> LedgerVerdict:
-    """Checks every closed span against the rows, up to the first mismatch. That the digests are genuine, a
-    check of the audit shows."""
+    """Checks closed spans against the rows, up to the first mismatch; the audit proves the digests."""
     spans, rows, next_id, seq = 0, 0, 1, -1
     if before := await database.read(lambda one: _count(one, ledger.c.id < 1)):
         detail = f"{before} rows have ids below those that the ledger gives"

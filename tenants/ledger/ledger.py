@@ -6,8 +6,7 @@ after COMMIT: the row survives a crash of the process and of the machine.
 
 When the quota store has lost its counters they are rebuilt from here. So that no reservation falls between
 reading and refilling, each rebuild opens an epoch (`next_epoch`), and a reserve or top-up row is accepted
-only under the epoch in which its hold was granted.
-"""
+only under the epoch in which its hold was granted."""
 
 from __future__ import annotations
 
@@ -42,7 +41,6 @@ from tenants.storage.tables import CHARGES, CREDITS, RESERVES, ledger, settings
 from tenants.types import Amounts, Limit
 
 EPOCH_SETTING = "quota_epoch"
-"""The setting that holds the epoch in force."""
 EPOCH_LOCK = 0x6661697267617465
 """PostgreSQL advisory lock: shared by writers under an epoch, exclusive for opening the next one."""
 
@@ -69,9 +67,8 @@ class Ledger:
         self._known_sets = counter_sets.KnownSets()
 
     async def append(self, row: LedgerRow, *, epoch: str = "") -> bool:
-        """Durable on return. False, changing nothing, when this (request id, kind, number) exists already.
-        Raises `EpochEnded` when a given `epoch` is not in force, `DatabaseUnavailable`, or `Invalid` for a
-        row that cannot be stored."""
+        """Durable on return. False: this (request id, kind, number) exists, nothing was changed. Raises
+        `Invalid` for a row that cannot be stored, `EpochEnded` for another `epoch`, `DatabaseUnavailable`."""
         _check(row)
         new_row = _new_row(row, epoch, self._known_sets)
         is_new = await self._database.write_together(_append, new_row)
@@ -80,8 +77,7 @@ class Ledger:
         return is_new
 
     async def settle(self, row: LedgerRow) -> LedgerRow:
-        """Appends a settle row and returns the effective one: this, or the one that existed already. Durable
-        on return; raises as `append`."""
+        """Appends a settle row; returns it, or the existing one. Durable on return; raises as `append`."""
         if await self.append(row):
             return row
         return (await self.settled([row.request_id]))[row.request_id]
@@ -89,9 +85,8 @@ class Ledger:
     async def settle_with_credit(
         self, row: LedgerRow, credit: LedgerRow, most_nanousd: int
     ) -> tuple[LedgerRow, int]:
-        """As `settle`, with `credit` in the same transaction, or not at all where a settle row existed; of it
-        as much as its tenant's credits of that day (UTC) leave of `most_nanousd`. Also returns what was
-        credited."""
+        """As `settle`, with `credit` in the same transaction unless a settle row existed, at most what the
+        tenant's credits of that day (UTC) leave of `most_nanousd`. Also returns what was credited."""
         _check(row)
         _check(credit)
 
@@ -115,8 +110,7 @@ class Ledger:
         return await self._database.read(_epoch)
 
     async def next_epoch(self) -> str:
-        """Opens a new epoch: rows of the previous one are refused from now on, so a later `standing` is
-        complete."""
+        """Opens a new epoch: rows of the previous one are refused, so a later `standing` is complete."""
         return await self._database.write(_next_epoch)
 
     async def find(self, request_id: str) -> list[LedgerRow]:
@@ -143,8 +137,7 @@ class Ledger:
         request_ids: Collection[str] | None = None,
         most: int | None = 10_000,
     ) -> list[OpenRequest]:
-        """Reserved and unsettled requests, oldest first: of one gateway, of some ids, or of all. At most
-        `most` (None: all)."""
+        """Reserved, unsettled requests, oldest first: of a gateway, of ids, or all. `most` None: no bound."""
         of_gateway = [] if gateway_id is None else [ledger.c.gateway_id == gateway_id]
         chunks: list[list[ColumnElement[bool]]] = [[]]
         if request_ids is not None:
@@ -163,9 +156,8 @@ class Ledger:
         )
 
     async def standing(self, limits: Iterable[Limit], now: datetime) -> Standing:
-        """The value of every limit's counter at `now` (see `replay.usage`; a default of end users as the
-        limits of each of them) and every open request, read from one snapshot. Input of
-        `QuotaStore.rebuild`."""
+        """Every limit's counter at `now` (`replay.usage`; a default of end users as each one's limits) and
+        every open request, from one snapshot. Input of `QuotaStore.rebuild`."""
         chosen = list(limits)
         now_us = to_us(now)
 
@@ -181,8 +173,7 @@ class Ledger:
     async def totals(
         self, *, tenant_id: str | None = None, since: datetime | None = None, until: datetime | None = None
     ) -> list[Total]:
-        """Charges (settle rows, plus signed credits and adjustments) per tenant, tier and model, of rows with
-        `since` <= at < `until`."""
+        """Charges (settle, signed credit and adjust rows) by tenant, tier, model; `since` <= at < `until`."""
 
         def rows(connection: Connection) -> list[Total]:
             groups = (ledger.c.tenant_id, ledger.c.tier, ledger.c.model)
@@ -212,7 +203,6 @@ class Ledger:
 
 
 def rows_of(connection: Connection, request_id: str) -> list[LedgerRow]:
-    """Every row of one request, oldest first."""
     query = select(ledger).where(ledger.c.request_id == request_id)
     return _rows(connection, query.order_by(ledger.c.id))
 

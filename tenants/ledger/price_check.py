@@ -1,9 +1,7 @@
 """Computes each charge of the ledger again, from its tokens, its tier and the version of the prices.
 
-Only settle rows are used. A charge bounded by what its request held may be below the price. Where a gateway
-died with its engine, the cached part of the input is unknown: the charge lies between that of an input that
-was cached whole and of one that was not.
-"""
+A charge bounded by what its request held may be below the price. Where a gateway died with its engine, the
+cached part of the input is unknown: the charge lies between that of all and of none of it cached."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Progress of the running requests of each gateway: one row, overwritten.
 
 Where a gateway dies together with its engines, it is the last record of what its requests had used;
-`gateway/cluster/crash_charge.py` charges by it.
-"""
+`gateway/cluster/crash_charge.py` charges by it."""
 
 from __future__ import annotations
 

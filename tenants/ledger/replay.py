@@ -1,5 +1,4 @@
-"""Computes the value of every quota counter from ledger rows, on one connection, so that charges and open
-holds come from one snapshot."""
+"""Computes every quota counter from ledger rows, on one connection: charges and holds of one snapshot."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from tenants.ledger.rows import OpenRequest
 
 CLOCKS_APART_US = 600_000_000
-"""How far the clocks of gateways and stores may be apart at most: windows turn by one clock, rows are dated
-by another."""
+"""Most that clocks of gateways and stores may differ: windows turn by one, rows are dated by another."""
 
 _names = ledger.alias("names")
 _SETTLED_BY_COUNTER = counter_sets.join(
@@ -47,8 +45,7 @@ _SETTLED_BY_COUNTER = counter_sets.join(
 def of_end_users(
     connection: Connection, limits: Sequence[Limit], open_requests: Iterable[OpenRequest], now_us: int
 ) -> list[Limit]:
-    """The limits, with defaults of end users replaced by the limits of those whose use or holds may still
-    count."""
+    """The limits, defaults of end users replaced by those of each whose use or holds may still count."""
     defaults: dict[str, list[Limit]] = {}
     for limit in limits:
         if limit.is_default:
@@ -69,8 +66,7 @@ def of_end_users(
 
 
 def _settled_counters(connection: Connection, defaults: Sequence[Limit], now_us: int) -> set[str]:
-    """Counters of end users with settlements since the first window or refill of one tenant's limits
-    began."""
+    """Counters of end users with settlements since a tenant's first window or refill began."""
     query = (
         select(counter_sets.c.counter)
         .select_from(_SETTLED_BY_COUNTER)
@@ -94,12 +90,9 @@ def _counts_since_us(limit: Limit, now_us: int) -> int:
 
 
 def usage(connection: Connection, limits: Sequence[Limit], now_us: int) -> list[tuple[Limit, int]]:
-    """The value of each limit's counter at `now_us`, from settle rows alone.
-
-    Windows: the sum of the charges to the window that contains `now_us`. Buckets: what has not flowed back,
-    replayed from the charges of twice the time of a full refill; ignoring older charges errs to the tenant's
-    disadvantage by less than one burst. Concurrency: 0.
-    """
+    """The value of each limit's counter at `now_us`, from settle rows alone. Windows: the sum of the charges
+    to the window that contains `now_us`. Buckets: what has not flowed back, replayed from the charges of
+    twice the time of a full refill (ignoring older ones costs less than one burst). Concurrency: 0."""
     names: dict[str, Limit] = {}
     for limit in limits:
         if limit.window is not None:
@@ -182,8 +175,7 @@ def counted_columns(rows: FromClause) -> tuple[ColumnElement[int], ...]:
 def emptied(
     used: Iterable[tuple[Limit, int]], open_requests: Iterable[OpenRequest]
 ) -> list[tuple[Limit, int]]:
-    """The same usage, with the buckets of running streams empty: their use so far is in no settle row yet,
-    and a rebuild must not give it back. Pure."""
+    """The usage with running streams' buckets empty: no row has their use, which rebuilds must keep. Pure."""
     streaming = {name for request in open_requests if request.top_ups for name in request.charged_to}
     return [
         (limit, limit.amount if limit.is_bucket and limit.identity in streaming else amount)

@@ -20,8 +20,7 @@ AMOUNT_FIELDS = ("input_tokens", "output_tokens", "cost_nanousd", "requests", "g
 
 
 class LedgerRow(msgspec.Struct, frozen=True):
-    """One ledger entry. A reserve row says what was held, a top-up row what was held in addition (its detail:
-    what had been used by then), a settle row what was charged."""
+    """What was held (reserve row), held in addition (top-up; detail: used by then), or charged (settle)."""
 
     request_id: str
     kind: Kind
@@ -38,9 +37,8 @@ class LedgerRow(msgspec.Struct, frozen=True):
     detail: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Numbers and short strings (never prompts or answers); JSON."""
     charged_to: tuple[str, ...] = ()
-    """The counters that the request will be charged to: `Granted.charged_to` in its reserve row, in a top-up
-    row those of limits that it came under later. Counters are rebuilt from it, so a request without it counts
-    against no limit after a restart."""
+    """The counters that the request will be charged to (`Granted.charged_to`; top-up rows: of later limits).
+    Counters are rebuilt from it: a request without it counts against no limit after a restart."""
     number: int = 0
     """Top-up rows: 1, 2, … within their request."""
     counted_input: int | None = None
@@ -50,7 +48,7 @@ class LedgerRow(msgspec.Struct, frozen=True):
     """Nano-dollars as limits count them; None: as billed."""
     price_version: int = 0
     labels: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """The request's own, in each of its rows, so that charges can be grouped by them."""
+    """The request's, in each of its rows, so that charges can be grouped by them."""
 
     @property
     def counted(self) -> Amounts:

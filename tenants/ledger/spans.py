@@ -1,8 +1,7 @@
 """Digests of spans of ledger rows: for each kind of row a count, a sum of money and a Merkle root (RFC 6962).
 
 Pure. A span is all rows whose ids lie between two, both included. A row's bytes are a JSON array of its
-columns, with `detail` and `labels` as the text that is stored; the leaves of a kind are in order of ids.
-"""
+columns, with `detail` and `labels` as the text that is stored; the leaves of a kind are in order of ids."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Storage of packed timelines of finished requests, and of the descriptions that they refer to.
 
 One row per request, opaque here. A description (of the server, of the key's terms) is named by a digest of
-its content, so that requests share it. Purged by age and number, oldest first. No account depends on it.
-"""
+its content, so that requests share it. Purged by age and number, oldest first. No account depends on it."""
 
 from __future__ import annotations
 
@@ -78,8 +77,7 @@ async def find(database: Database, request_id: str) -> StoredTimeline | None:
 
 
 async def recorded(database: Database, *, from_us: int, to_us: int, most: int) -> list[RecordedTimeline]:
-    """The first `most` requests that ended in [`from_us`, `to_us`), in that order. Raises
-    `DatabaseUnavailable`."""
+    """The first `most` that ended in [`from_us`, `to_us`), in that order. Raises `DatabaseUnavailable`."""
 
     def look(connection: Connection) -> list[RecordedTimeline]:
         settled = (ledger.c.request_id == timelines.c.request_id) & (ledger.c.kind == "settle")

@@ -1,9 +1,7 @@
 """Verifies ledger rows against each other and quota counters against rows (`fairgate ledger verify`).
 
-Rows are checked in SQL on one snapshot. Counters are in another store and requests come and go meanwhile, so
-rows are read before and after the counters, and a limit is reported only if it is inconsistent in several
-consecutive looks.
-"""
+Rows are checked in SQL on one snapshot. Counters are in another store and requests come and go: rows are read
+before and after the counters, and only limits that are inconsistent in several looks are reported."""
 
 from __future__ import annotations
 
@@ -79,12 +77,9 @@ async def verify_ledger(
     wall_clock: Callable[[], float] = time.time,
 ) -> VerifyReport:
     """Checks every row, the sums of usage and, with a quota store, every limit's counter against the rows.
-
-    `running`: ids of the running requests; an unsettled request that is not among them is a problem. A server
-    passes a function, as requests come and go meanwhile. None: not known, so unsettled requests are only
-    counted. Requests reserved by gateways other than `gateway_id` are not judged while the last heartbeat of
-    those is no older than `stale_s`.
-    """
+    `running`: ids of the running requests (a server passes a function): other unsettled ones are a problem;
+    None: not known, they are only counted. Requests of gateways other than `gateway_id` are not judged while
+    their last heartbeat is no older than `stale_s`."""
     rows = await database.read(_check_rows)
     limits: list[Limit] = []
     problems = list(rows.problems)
@@ -252,8 +247,7 @@ class _Bounds:
     A request's steps are: hold, reserve row, (more of both,) …, settle row, counters. So a counter includes
     every settle row read before it, except those of requests that are still live, and none that is missing
     from the read after it. It holds what was unsettled in both reads: at least what the rows say (a bucket
-    less, as used amounts flow back), at most the request's worst case.
-    """
+    less, as used amounts flow back), at most the request's worst case."""
 
     charged_before: dict[str, Amounts]
     charged_after: dict[str, Amounts]

@@ -1,9 +1,8 @@
 """Which addresses a webhook may have. Pure; the name is resolved when it is added, and before each attempt.
 
-Webhooks are chosen by people who may not reach the server's own network: unless `gateway.webhook_private` is
-set, they must be https, to a public address. DNS may change, so each attempt resolves the name and connects
-to the address that was checked.
-"""
+Webhooks must be https, to a public address, unless `gateway.webhook_private` is set: those who add them may
+not reach the server's own network. As DNS may change, each attempt resolves the name and checks what it
+uses."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ KEY_EXPIRES_US = 7 * DAY_S * 1_000_000
 LEAST_JUDGED = 200
 """Requests, before a coverage is judged."""
 COVERED = (0.85, 0.95)
-"""Of what is told as the 90th percentile."""
+"""Bounds of the share that stays within the stated 90th percentile."""
 LATE_CHECKPOINTS = 3
 """Times the audit's checkpoint interval, and a minute."""
 
@@ -28,7 +28,7 @@ class ExpiringKey(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """How often a told figure was kept."""
+    """How often a stated figure was kept."""
 
     model: str
     figure: str
@@ -131,8 +131,7 @@ def saturation(refused: int, minutes: int, least: int) -> list[Condition]:
 def audit_signing(
     size: int, signed: int, signed_us: int | None, now_us: int, interval_s: float, complaint: str
 ) -> list[Condition]:
-    """An audit that is damaged, or not signed in time. `signed_us`: of the newest checkpoint; `complaint`:
-    what a gateway found wrong."""
+    """A damaged or late audit. `signed_us`: of the newest checkpoint; `complaint`: a gateway's finding."""
     page, conditions = "/console/audit", []
     if complaint:
         conditions.append(Condition(kinds.AUDIT_DAMAGED, "log", complaint, page=page))

@@ -105,7 +105,7 @@ def _soft_events(connection: Connection, now_us: int) -> list[SoftEvent]:
 
 
 def _calibration(connection: Connection, now_s: int) -> list[Kept]:
-    """Of the last day, without waits that were told as none, which are always kept."""
+    """Of the last day, without waits stated as none, which are always kept."""
     columns = calibration_counts.c
     groups = (columns.model, columns.figure)
     sums: list[Any] = [cast(func.sum(sum_), BigInteger) for sum_ in (columns.requests, columns.within_p90)]

@@ -1,8 +1,7 @@
 """Storage of incidents, in one transaction with the events about them.
 
 One gateway evaluates: the holder of a lease in the head row. Each transaction checks it again, so a gateway
-that stood still meanwhile changes nothing.
-"""
+that stood still meanwhile changes nothing."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ def evaluate(
     lease_us: int,
     base_url: str = "",
 ) -> Evaluated | None:
-    """Stores changes and puts them into the outbox; None: another gateway evaluates. `conditions`: all
-    of the subjects in `looked_at`; `base_url`: prefix of links."""
+    """Stores changes, and their events; None: another gateway evaluates. `conditions`: all of `looked_at`."""
     if not take_lease(connection, gateway_id, now_us, lease_us):
         return None
     open_ = firing(connection)
@@ -115,8 +113,7 @@ def data_of(
 
 
 def announce_checkpoints(connection: Connection, now_us: int) -> int:
-    """Puts new checkpoints of the audit into the outbox, whichever process signed them; returns how many. By
-    the holder of the lease."""
+    """Puts new checkpoints, whoever signed them, into the outbox; returns how many. Needs the lease."""
     last = connection.execute(select(outbox_head.c.checkpoint)).scalar_one()
     columns = audit_checkpoints.c
     query = select(audit_checkpoints).where(columns.size > last).order_by(columns.size)

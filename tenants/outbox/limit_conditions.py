@@ -30,8 +30,7 @@ class SoftEvent(NamedTuple):
 
 
 def soft_limits(states: Iterable[LimitState], events: Iterable[SoftEvent], now_us: int) -> list[Condition]:
-    """Thresholds that are reached: of limits with a window of an hour or longer by their counters, of others
-    by recent events. `states`: of all soft limits."""
+    """Thresholds reached: of windows of an hour or longer by `states` (soft limits), of others by events."""
     lately = {(event.limit_id, event.level) for event in events if now_us - event.last_us < SOFT_SHOWN_US}
     conditions = []
     for state in states:

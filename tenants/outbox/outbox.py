@@ -2,8 +2,7 @@
 
 Rows are numbered under the lock of the head row, so they become visible in order. One webhook gets the events
 of a tenant in that order: only the oldest pending one may be claimed. A claim is a lease: another sender
-repeats what a dead one had claimed, with the same id, by which receivers recognise it.
-"""
+repeats what a dead one had claimed, with the same id, by which receivers recognise it."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from tenants.directory.records import from_us
 from tenants.storage.tables import outbox, outbox_head, webhooks
 
 MAX_PENDING = 1_000
-"""Events that wait for one webhook; a further one is not sent, and stands among the dead letters."""
+"""Events that wait for one webhook; a further one is not sent, but becomes a dead letter."""
 MAX_BODY_BYTES = 16 * 1024
 MAX_ERROR_CHARS = 300
 GIVE_UP_S = 24 * 3_600
@@ -88,8 +87,7 @@ def retry_after_s(attempts: int) -> float:
 def put(
     connection: Connection, events: Iterable[OutboxEvent], now_us: int, *, only: str | None = None
 ) -> list[Delivery]:
-    """Adds events for each subscribed webhook, or for one alone (`only`), in the transaction of what they
-    report."""
+    """Adds events for each subscribed webhook, or for `only` one, in the transaction of what they report."""
     made: list[dict[str, Any]] = []
     rows = list(connection.execute(select(webhooks.c.id, webhooks.c.tenant_id, webhooks.c.subjects)))
     for event in events:
@@ -199,8 +197,7 @@ def release(connection: Connection, sender: str) -> None:
 
 
 def ended(connection: Connection, sent: Delivery, sender: str, error: str, now_us: int) -> str:
-    """Records an attempt (`error` empty: delivered) and returns the row's state; empty: another sender has
-    claimed it meanwhile and decides."""
+    """Records an attempt (`error` empty: delivered); returns the state; empty: another sender claimed it."""
     attempts = sent.attempts + 1
     if not error:
         state = "delivered"

@@ -1,8 +1,7 @@
 """Signatures of Standard Webhooks (standardwebhooks.com, 1.0.0), and the secrets that make them.
 
 A secret is stored with its URL, encrypted (AES-256-GCM) with a key that is derived from the server's pepper:
-a stolen database signs nothing, and posts nothing to receivers whose URL is a secret. Pure.
-"""
+a stolen database signs nothing, and posts nothing to receivers whose URL is a secret. Pure."""
 
 from __future__ import annotations
 

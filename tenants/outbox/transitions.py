@@ -1,8 +1,7 @@
 """Which incidents begin and end, by the conditions that hold now. Pure.
 
 An alert fires once its condition has held for some time, and is resolved once that has been over for some
-time (`kinds.py`). Conditions that could not be evaluated change nothing.
-"""
+time (`kinds.py`). Conditions that could not be evaluated change nothing."""
 
 from __future__ import annotations
 
@@ -83,8 +82,7 @@ class Transitions:
 def ripe(
     conditions: Iterable[Condition], since_us: Mapping[str, int], now_us: int
 ) -> tuple[list[Condition], dict[str, int]]:
-    """The conditions that have held for long enough, and since when each holds. `since_us`: the last
-    result."""
+    """The conditions held for long enough, and since when each holds. `since_us`: the last result."""
     here = {condition.key: condition for condition in conditions}
     since = {key: since_us.get(key, now_us) for key in here}
     return [

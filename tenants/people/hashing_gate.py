@@ -24,7 +24,6 @@ class HashingGate:
     def __init__(self, at_once: int = AT_ONCE, most_waiting: int = MOST_WAITING) -> None:
         self.hashed = 0
         self.most_at_once = 0
-        """Most that ever ran at a time."""
         self.on_event_loop = 0
         """Hashes that ran on the thread of the event loop that asked for them."""
         self.refused = 0

@@ -1,7 +1,6 @@
 """Passwords: what is accepted as one, and argon2id. Pure computation, for a thread of its own.
 
-A hash takes about 0.15 s of one core and 64 MiB: `hashing_gate.py` bounds how many run at a time.
-"""
+A hash takes about 0.15 s of one core and 64 MiB: `hashing_gate.py` bounds how many run at a time."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ _HASHER = PasswordHasher(time_cost=3, memory_cost=64 * 1024, parallelism=1)
 NO_PASSWORD = (
     "$argon2id$v=19$m=65536,t=3,p=1$CnAqcuswYvkIEL0WRsbbAg$s0Fd8RhBrGREXfNn4JmZ3rD47kuRZm1Tll1+cA+5K2k"
 )
-"""The hash of 32 random bytes that were thrown away. Checked where a person is unknown or has no password:
-the same work, and no text matches it."""
+"""The hash of random bytes, checked where person or password is missing: the same work, and no match."""
 
 
 def check_password(password: str, name: str) -> str:

@@ -13,8 +13,7 @@ class Role(StrEnum):
     AUDITOR = "auditor"
     """Reads everything and changes nothing."""
     MEMBER = "member"
-    """Of named tenants: sees these alone, has their keys, webhooks and limits below the
-    tenant's in hand."""
+    """Of named tenants: sees only these; manages their keys, webhooks and limits below the tenant's."""
 
 
 class Act(StrEnum):
@@ -36,7 +35,7 @@ class Act(StrEnum):
     LIMIT_BELOW_TENANT = "limit_below_tenant"
     """Limits of a tenant's projects, keys and end users."""
     CHANGE_WEBHOOK = "change_webhook"
-    """Webhooks that are told of a tenant's events: the answer shows a secret, which signs for them."""
+    """Webhooks that receive a tenant's events: the answer shows the secret that signs them."""
     CHANGE_TENANT = "change_tenant"
     """Tenants, their projects and their own limits."""
     CHANGE_PLATFORM = "change_platform"
@@ -66,8 +65,7 @@ _MAY = {
 
 
 def may(role: Role, tenants: frozenset[str], act: Act, tenant_id: str | None = None) -> bool:
-    """`tenants`: ids of a member. An act on one tenant needs its id from a member; without it the answer is
-    no."""
+    """`tenants`: ids of a member, who may act on a tenant only where `tenant_id` names one of them."""
     if act not in _MAY[role]:
         return False
     return role is not Role.MEMBER or act is Act.OWN_ACCOUNT or tenant_id in tenants

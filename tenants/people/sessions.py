@@ -1,8 +1,7 @@
 """Sessions of people in the console: their rules and secrets. Pure.
 
 The cookie holds 256 random bits, the database only their SHA-256 (random bits need no slow hash). The CSRF
-token is derived from the cookie's value, so that a token of another session never fits.
-"""
+token is derived from the cookie's value, so that a token of another session never fits."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from tenants.people.person import Person
 SECRET_CHARS = 43
 """Of 32 bytes in URL-safe base64."""
 SEEN_EVERY_S = 60.0
-"""Most exact time of a session's last use: each page would write, otherwise."""
+"""Granularity of a session's last use: otherwise each page would write."""
 MAX_ADDRESS_CHARS = 64
 MAX_USER_AGENT_CHARS = 200
 

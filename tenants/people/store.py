@@ -1,8 +1,7 @@
 """Log-ins, sessions and links of people in the database.
 
 Every look-up asks the database, so that a session that ended is refused by every gateway at once. Changes of
-people are in `tenants/admin/people.py`, with their audit row.
-"""
+people are in `tenants/admin/people.py`, with their audit row."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ class People:
         return await self._database.read(look)
 
     async def open_session(self, person: Person, *, address: str = "", user_agent: str = "") -> OpenedSession:
-        """Opens a session, in place of the oldest of too many. Raises `LogInRefused` where the person has
-        changed since it was read: its password may have been another one."""
+        """Replaces the oldest of too many. Raises `LogInRefused` if the person has changed since the read."""
         secret, session_id, now_us = new_secret(), new_id("ses"), self._now_us()
         made = Session(
             session_id=session_id,
@@ -121,8 +119,7 @@ class People:
         connection.execute(delete(table).where(or_(table.c.ends_us <= now_us, surplus)))
 
     async def session(self, cookie_value: str, *, is_use: bool = True) -> Session | None:
-        """The session of a cookie; None: none, or it has ended. Without `is_use` the look does not prolong
-        it."""
+        """The session of a cookie; None: none, or it has ended. `is_use` prolongs it."""
         if not is_secret(cookie_value):
             return None
         now_us, digest = self._now_us(), digest_of(cookie_value)

@@ -2,8 +2,7 @@
 
 The first few attempts are free; each further one waits twice as long as the one before, up to a minute. An
 attempt counts from its start, so that a hundred concurrent ones are not checked before the first has failed.
-A name is never locked: that would let strangers lock people out.
-"""
+A name is never locked: that would let strangers lock people out."""
 
 from __future__ import annotations
 
@@ -95,8 +94,7 @@ class LogInThrottle:
         return wait_s
 
     def succeeded(self, name: str, address: str) -> None:
-        """The name starts afresh. The address only gets this attempt back, or one good account would open it
-        for guesses at others."""
+        """Resets the name; the address regains this attempt only, or an account would open it to guesses."""
         self._names.forget(name[:MAX_KEY_CHARS])
         self._addresses.take_back(network_of_address(address))
 

@@ -1,8 +1,7 @@
 """The way in: every log-in passes here, and here alone.
 
 A password is checked in a bounded gate (`hashing_gate.py`), slowed by name and by address (`throttle.py`). An
-unknown name, a suspended person and a wrong password get the same answer for the same work.
-"""
+unknown name, a suspended person and a wrong password get the same answer for the same work."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ class WayIn:
         return opened
 
     async def confirm(self, person: Person, password: str, *, address: str) -> None:
-        """Asks for the password again. Raises as `log_in`. Throttled separately: strangers who try a person's
-        name do not slow one who is in."""
+        """Raises as `log_in`. Throttled separately: strangers who try a name do not slow one who is in."""
         with self._told(person.name, address):
             await self._check(f"again {person.person_id}", person.name, password, address)
 

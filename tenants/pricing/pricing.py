@@ -5,8 +5,7 @@ up once. The cost is monotone in tokens, so a quote for the most tokens bounds t
 one immutable version of all prices: a request is charged by the version it was reserved with.
 
 For limits a token counts as one unless the price book weights a model's tokens in a tier: cached input may
-count less, a large model's tokens more. Holds, top-ups and settlements use these units, bills real tokens.
-"""
+count less, a large model's tokens more. Holds, top-ups and settlements use these units, bills real tokens."""
 
 from __future__ import annotations
 
@@ -64,12 +63,9 @@ def thousandths(name: str, value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TokenWeights:
-    """How many thousandths of a unit of a token limit one token counts.
-
-    `cached_input` is for input found in the prefix cache, `reasoning` for hidden reasoning output. Neither
-    may exceed the weight of what it is a part of: its share of a request is unknown when it is held, and the
-    hold must cover it.
-    """
+    """Thousandths of a token limit's unit that one token counts. `cached_input`: input found in the prefix
+    cache; `reasoning`: hidden output. Neither may exceed the weight of what it is a part of: its share of a
+    request is unknown when it is held, and the hold must cover it."""
 
     input: int = 1_000
     cached_input: int = 1_000
@@ -146,8 +142,7 @@ class PriceBook:
     def cost_nanousd(
         self, model: str, tier: Tier | str, input_tokens: int, cached_tokens: int, output_tokens: int
     ) -> int:
-        """`input_tokens` is the whole prompt, `cached_tokens` its part from the prefix cache (as in OpenAI's
-        usage). Raises `UnknownPrice`, or `Invalid` for impossible counts."""
+        """`input_tokens` include `cached_tokens` (as in OpenAI's usage). Raises `UnknownPrice`, `Invalid`."""
         check_counts(input_tokens, cached_tokens, output_tokens)
         return self.entry(model, tier).cost_nanousd(input_tokens, cached_tokens, output_tokens)
 
@@ -192,12 +187,9 @@ def counted(
     requests: int = 1,
     gpu_ms: int = 0,
 ) -> Amounts:
-    """A request as limits count it: weighted tokens, each sum rounded up once, and its cost.
-
-    `cached_tokens` are part of the input, `reasoning_tokens` of the output. Monotone in tokens, also when
-    cached or reasoning tokens turn out to be ordinary ones: the value for `cached_tokens=0,
-    reasoning_tokens=0` bounds the charge. Raises `UnknownPrice`, or `Invalid` for impossible counts.
-    """
+    """A request as limits count it: weighted tokens, each sum rounded up once, and its cost. `cached_tokens`
+    are part of the input, `reasoning_tokens` of the output; monotone in tokens, so without these two it
+    bounds the charge. Raises `UnknownPrice`, or `Invalid` for impossible counts."""
     check_counts(input_tokens, cached_tokens, output_tokens, reasoning_tokens)
     entry = book.entry(model, tier)
     weights = entry.weights

@@ -1,7 +1,6 @@
 """Redeemed quotes and the requests that redeemed them, shared by all gateways.
 
-A row exists from the redemption until the quote's expiry, or until its request ends without a charge.
-"""
+A row exists from the redemption until the quote's expiry, or until its request ends without a charge."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Events of soft and shadow limits: detection and storage.
 
-A soft limit records grants at and above its thresholds, a shadow limit grants that it would have refused,
-both counted per limit, window and level. One row each, to which all gateways add; only the newest windows of
-a limit are kept.
-"""
+A soft limit records grants at and above its thresholds, a shadow limit those that it would have refused, by
+window and level. One row each, to which all gateways add; only the newest windows of a limit are kept."""
 
 from __future__ import annotations
 
@@ -76,8 +74,7 @@ class LimitEvent:
 
 
 def noticed(granted: Granted) -> list[EventKey]:
-    """Events of a grant: each soft threshold reached by use and holds, and each shadow limit that would have
-    refused. Pure."""
+    """Each soft threshold reached by use and holds, each shadow limit that would have refused. Pure."""
     keys: list[EventKey] = []
     shadows = {limit.limit_id for limit in granted.would_deny}
     for state in granted.states:

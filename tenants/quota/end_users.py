@@ -1,9 +1,7 @@
 """Which end users of a tenant have counters: a bounded number of them.
 
 A further one replaces the one at rest for longest (`rules.rest_us`: dropping its counters changes nothing,
-unless the clock steps back over that instant: until then no other end user begins). `lua/common.lua` does the
-same in Redis.
-"""
+unless the clock steps back over that instant: until then no other begins). `lua/common.lua` does the same."""
 
 from __future__ import annotations
 

@@ -10,13 +10,10 @@
 
 When the store answers again its counters include none of this, so its epoch is ended (`lose`) and the
 counters are rebuilt from the ledger (`gateway/budget/counter_rebuild.py`). Until this process knows a later
-epoch than the one in which the outage began, it counts locally under the old epoch's name: the ledger accepts
-rows of the old epoch only until the rebuild reads it. So a local grant is either in the rebuilt counters or
-refused: counted once.
+epoch it counts locally under the old one's name: the ledger accepts its rows only until the rebuild reads it.
+So a local grant is either in the rebuilt counters or refused: counted once.
 
-A store that answers but has lost its counters is not down: nothing is admitted while they are rebuilt. A
-store that was never ready under this process has no slice: nothing is admitted.
-"""
+Nothing is admitted while a store that answers has lost its counters, or if it was never ready here."""
 
 from __future__ import annotations
 
@@ -67,11 +64,8 @@ class SharedStore(QuotaStore, Protocol):
 
 
 def slice_of(limit: Limit, slice_percent: int, available: int) -> Limit | None:
-    """The part of a hard limit that one gateway may grant locally; `available`: as last seen. Soft and shadow
-    limits stay whole. None: a bucket too small to be sliced.
-
-    A bucket has the size of its slice even if less was available (its initial level), as it refills.
-    """
+    """The part of a hard limit that one gateway may grant locally; soft and shadow limits stay whole.
+    `available`: as last seen, for a bucket only its initial level. None: a bucket too small to be sliced."""
     if limit.mode is not LimitMode.HARD:
         return limit
     amount = limit.amount * slice_percent // 100
@@ -119,7 +113,6 @@ class _Outage:
     """Local counters during an outage of the store."""
 
     epoch: str
-    """The epoch in which it began."""
     local: MemoryQuotaStore
     seen: dict[str, int]
     """What was last seen available, by a limit's identity."""
@@ -185,8 +178,7 @@ class FallbackQuotaStore:
         *,
         tenant_id: str = "",
     ) -> Granted | Denied:
-        """Raises `QuotaStoreUnavailable` where a slice, other than a bucket's, has no room: the budget is not
-        spent but unknown."""
+        """Raises `QuotaStoreUnavailable` where a slice (not a bucket's) is full: the budget is unknown."""
         if self._outage is None:
             try:
                 answer = await self._shared.reserve(
@@ -260,8 +252,7 @@ class FallbackQuotaStore:
         return states
 
     async def ping(self) -> None:
-        """Ends an outage: raises `QuotaStoreRecovering` until the counters have been rebuilt since it
-        began."""
+        """Ends an outage; raises `QuotaStoreRecovering` until the counters were rebuilt since it began."""
         try:
             await self._shared.ping()
         except QuotaStoreRecovering:

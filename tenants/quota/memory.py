@@ -1,8 +1,7 @@
 """In-process quota store, for a single gateway.
 
 The arithmetic of `rules.py` on dictionaries. No method awaits between reading and writing, so every operation
-is atomic on one event loop. Counters are lost with the process and rebuilt from the ledger (`rebuild`).
-"""
+is atomic on one event loop. Counters are lost with the process and rebuilt from the ledger (`rebuild`)."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ class _State(Enum):
 
 
 class MemoryQuotaStore:
-    """Implements `QuotaStore` for one process. `clock` gives seconds since 1970 (calendar windows need
-    it)."""
+    """Implements `QuotaStore` for one process. `clock`: seconds since 1970 (calendar windows need it)."""
 
     latency: Histogram | None = None
 
@@ -95,7 +93,6 @@ class MemoryQuotaStore:
         *,
         tenant_id: str = "",
     ) -> Granted | Denied:
-        """See `QuotaStore.reserve`."""
         rules.check_request(request_id, lease_ttl_s)
         rules.check_rising(hold.first, hold.ahead, hold.most)
         rules.check_limits(limits)
@@ -143,7 +140,6 @@ class MemoryQuotaStore:
     async def top_up(
         self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts
     ) -> Granted | Denied:
-        """See `QuotaStore.top_up`."""
         rules.check_amounts(used)
         rules.check_rising(first, ahead)
         self._check_ready()
@@ -168,7 +164,6 @@ class MemoryQuotaStore:
     async def rebind(
         self, request_id: str, limits: Sequence[Limit], hold: Hold, used: Amounts, *, must_fit: bool
     ) -> Granted | Denied:
-        """See `QuotaStore.rebind`."""
         rules.check_rising(hold.ahead, hold.most)
         rules.check_limits(limits)
         self._check_ready()
@@ -222,7 +217,6 @@ class MemoryQuotaStore:
         return self._granted(held, self._current(held.limits, now_us), (), now_us)
 
     async def renew(self, request_ids: Sequence[str], lease_ttl_s: float) -> None:
-        """See `QuotaStore.renew`."""
         self._check_ready()
         until_us = self._now_us() + round(lease_ttl_s * 1e6)
         for request_id in request_ids:
@@ -231,7 +225,6 @@ class MemoryQuotaStore:
                 held.lease_until_us = until_us
 
     async def settle(self, request_id: str, actual: Amounts) -> bool:
-        """See `QuotaStore.settle`."""
         rules.check_amounts(actual)
         self._check_ready()
         held = self._holds.get(request_id)
@@ -243,7 +236,6 @@ class MemoryQuotaStore:
         return True
 
     async def expire(self) -> list[str]:
-        """See `QuotaStore.expire`."""
         self._check_ready()
         now_us = self._now_us()
         ended: list[str] = []
@@ -260,45 +252,38 @@ class MemoryQuotaStore:
         return ended
 
     async def overdue(self) -> list[str]:
-        """See `QuotaStore.overdue`."""
         self._check_ready()
         now_us = self._now_us()
         return [request_id for request_id, held in self._holds.items() if held.lease_until_us <= now_us]
 
     async def states(self, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
-        """See `QuotaStore.states`."""
         self._check_ready()
         now_us = self._now_us()
         return tuple(self._view(limit, self._advance(limit, now_us), now_us) for limit in limits)
 
     async def end_users(self, tenant_id: str) -> int:
-        """See `QuotaStore.end_users`."""
         self._check_ready()
         return len(self._end_users.get(tenant_id, ()))
 
     async def ping(self) -> None:
-        """See `QuotaStore.ping`; always answers."""
         self._check_ready()
 
     @property
     def epoch(self) -> str:
-        """See `QuotaStore.epoch`; always empty."""
         return ""
 
     @property
     def is_local(self) -> bool:
-        """See `QuotaStore.is_local`; always False."""
         return False
 
     @property
     def keeps_platform_limits(self) -> bool:
-        """See `QuotaStore.keeps_platform_limits`; always True."""
         return True
 
     async def give_back(
         self, epoch: str, limits: Sequence[Limit], charged_to: Sequence[str], amounts: Amounts
     ) -> None:
-        """See `QuotaStore.give_back`; the epoch is always empty."""
+        """The epoch is always empty."""
         self._check_ready()
         for limit, start_us in rules.charged_limits(limits, charged_to):
             counter = self._counters.get(limit.identity)
@@ -309,7 +294,6 @@ class MemoryQuotaStore:
                 self._store(limit, replace(counter, used=used))
 
     async def begin_rebuild(self, owner: str, ttl_s: float) -> bool:
-        """See `QuotaStore.begin_rebuild`."""
         now_us = self._now_us()
         if self._state is _State.READY or (owner != self._owner and self._owner_until_us > now_us):
             return False
@@ -320,7 +304,6 @@ class MemoryQuotaStore:
         return True
 
     async def rebuild(self, used: Iterable[tuple[Limit, int]]) -> None:
-        """See `QuotaStore.rebuild`."""
         now_us = self._now_us()
         for limit, amount in used:
             rules.check_limits([limit])
@@ -341,7 +324,6 @@ class MemoryQuotaStore:
         *,
         tenant_id: str = "",
     ) -> None:
-        """See `QuotaStore.restore`."""
         rules.check_request(request_id, lease_ttl_s)
         for amounts in (hold.first, hold.ahead, hold.most, used):
             rules.check_amounts(amounts)
@@ -368,7 +350,7 @@ class MemoryQuotaStore:
         heapq.heappush(self._leases, (held.lease_until_us, request_id))
 
     async def finish_rebuild(self, owner: str, epoch: str) -> None:
-        """See `QuotaStore.finish_rebuild`. The epoch is not stored: it ends with this process."""
+        """The epoch is not stored: it ends with this process."""
         if self._state is _State.RECOVERING and owner != self._owner:
             raise QuotaStoreRecovering("somebody else rebuilds the counters")
         self._state = _State.READY

@@ -6,8 +6,7 @@ window's end is none: then the amount is new.
 
 With whole weeks of history each of them is replayed hour by hour. The median is where the mean of these
 replays uses the limit up; the 90th percentile is where also a slow week has: the lower prediction bound of
-the sum so far, by Student's t over the weeks, since a week's hours may all be low together.
-"""
+the sum so far, by Student's t over the weeks, since a week's hours may all be low together."""
 
 from __future__ import annotations
 
@@ -115,8 +114,7 @@ def whole_weeks(since_us: int, now_us: int) -> int:
 
 
 def weeks_of(use_by_hour: Mapping[int, int], now_us: int, weeks: int) -> list[Week]:
-    """The last whole weeks before the current hour, newest first. `use_by_hour`: by the hour's start in
-    microseconds; a missing hour had no use."""
+    """Whole weeks before the current hour, newest first. `use_by_hour`: by start (microseconds)."""
     this_hour_us = now_us // HOUR_US * HOUR_US
     return [
         [

@@ -16,8 +16,7 @@ slots, there are none (`keeps_platform_limits`):
     fairgate:server             the server process that was filled
 
 Redis is a cache of the ledger. When it has lost its counters, or has none yet, nothing is admitted or settled
-(`QuotaStoreRecovering`) until a gateway has rebuilt them.
-"""
+(`QuotaStoreRecovering`) until a gateway has rebuilt them."""
 
 from __future__ import annotations
 
@@ -333,7 +332,6 @@ class RedisQuotaStore:
         return (PLATFORM,) if self.keeps_platform_limits else ()
 
     async def lose(self, epoch: str) -> None:
-        """Ends `epoch` if it is the current one: the counters must be rebuilt."""
         async with self._call_guard(proves=False):
             await self._registry.lose(epoch)
 
@@ -341,15 +339,13 @@ class RedisQuotaStore:
         async with self._call_guard(proves=False):
             if not await self._registry.begin(owner, ttl_s):
                 return False
-            # From here on the counters of the last epoch are unusable.
             # The platform's first: they tell a slower attempt that it is over.
             for tenant_id in (*self._platform, *await self._registry.entered()):
                 await self._rebuilding("rebuild", tenant_id, [1])
             return True
 
     async def rebuild(self, used: Iterable[tuple[Limit, int]]) -> None:
-        """Repair a store in use only while no other gateway settles: settlements since `used` was computed
-        are overwritten."""
+        """In a store in use no other gateway may settle: its settlements after `used` are overwritten."""
         by_tenant: dict[str, list[tuple[Limit, int]]] = {}
         for limit, amount in used:
             rules.check_limits([limit])
@@ -480,8 +476,7 @@ class RedisQuotaStore:
         return await self._call(script, keys, arguments)
 
     async def _run(self, script: str, tenant_id: str, arguments: list[Any]) -> list[Any]:
-        """Runs one operation. Where the tenant or the platform is of another epoch, joins the current one or
-        raises."""
+        """Runs one operation; joins the current epoch, or raises, if tenant or platform is of another."""
         reply = await self._on_tenant(script, tenant_id, [self._epoch, *arguments])
         if reply[0] != b"lost":
             return reply

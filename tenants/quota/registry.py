@@ -15,8 +15,7 @@ append-only file missing) looks complete. So the server that was filled is recor
 
     fairgate:server     the `run_id` of that process, which every start changes
 
-and every new connection checks that it is still the same (`prove`). If not, everything is rebuilt.
-"""
+and every new connection checks that it is still the same (`prove`). If not, everything is rebuilt."""
 
 from __future__ import annotations
 
@@ -50,7 +49,6 @@ class Registry:
         self.attempt = 0
         """Number of this process's rebuild; 0: none under way."""
         self.is_cluster = False
-        """Whether the server was seen to be a node of a Redis Cluster."""
 
     async def join(self, tenant_id: str) -> str:
         """Adds the tenant to the current epoch and returns it. Raises `QuotaStoreRecovering`."""
@@ -98,8 +96,7 @@ class Registry:
         return True
 
     async def enter(self, tenant_id: str) -> int:
-        """Registers a tenant of a rebuild before its counters are written; returns the number of the attempt.
-        Raises `QuotaStoreRecovering` unless this process is rebuilding."""
+        """Adds a tenant to fill; returns the attempt. Raises `QuotaStoreRecovering` unless rebuilding."""
         if not self.attempt:
             raise recovering()
         await self._client.hset(self._key, _FIELD + tenant_id, IN)

@@ -25,8 +25,7 @@ results; `lua/*.lua` follow this file line by line and are tested against it.
 - *Concurrency* counts holds.
 
 Levels are kept in fractions of a unit (`scale`) and time in whole milliseconds, so that the refill per
-millisecond is a whole number and nothing drifts however often it is computed.
-"""
+millisecond is a whole number and nothing drifts however often it is computed."""
 
 from __future__ import annotations
 
@@ -93,8 +92,7 @@ class WindowCounter(msgspec.Struct, frozen=True):
 
 
 class BucketCounter(msgspec.Struct, frozen=True):
-    """`level` in units times the limit's `scale`, as of `at_ms`; `held` in units. Below zero: a debt of
-    GPU-milliseconds."""
+    """`level` (units times `scale`) as of `at_ms`; below zero: a debt of GPU time. `held` in units."""
 
     level: int
     at_ms: int
@@ -144,8 +142,7 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 def charge_name(limit: Limit, counter: Counter) -> str:
-    """Name of the counter that a request reserved now is charged to: the identity and, for windows, the
-    start."""
+    """Name of the counter that a request reserved now is charged to: identity and, for windows, start."""
     return counter_name(limit.identity, counter)
 
 
@@ -161,13 +158,11 @@ def counter_name(identity_: str, counter: Counter) -> str:
 
 
 def identity_in(name: str) -> str:
-    """The identity in the name of a counter."""
     return name.partition("@")[0]
 
 
 def charged_limits(limits: Sequence[Limit], charged_to: Sequence[str]) -> list[tuple[Limit, int]]:
-    """The `limits` that a request with these charge names is charged on, with the start of the window
-    (microseconds; 0: no window)."""
+    """The `limits` that these charge names belong to, with the window's start (microseconds; 0: none)."""
     starts: dict[str, int] = {}
     for name in charged_to:
         _, _, start_s = name.partition("@")
@@ -207,11 +202,8 @@ def _zone(name: str) -> ZoneInfo:
 
 
 def window_bounds_us(window: Window, time_zone: str, now_us: int) -> tuple[int, int]:
-    """Start and end (exclusive; 0: never) of the window that contains `now_us`.
-
-    Days and months begin at local midnight, so a day may have 23 or 25 hours. Minutes and hours begin where
-    the local clock's do.
-    """
+    """Start and end (exclusive; 0: never) of the window that contains `now_us`. Days and months begin at
+    local midnight, so a day may have 23 or 25 hours. Minutes and hours begin where the local clock's do."""
     if window is Window.LIFETIME:
         return 0, 0
     now = _EPOCH + timedelta(microseconds=now_us)
@@ -386,8 +378,7 @@ def lacking(part: LimitHold, wish: Wish) -> int:
 
 
 def reach(limit: Limit, counter: Counter, part: LimitHold, wish: Wish) -> LimitHold:
-    """What the request holds once there is room for what it lacks: `ahead` as far as possible, at least
-    `first`."""
+    """The hold once there is room for what it lacks: `ahead` as far as possible, at least `first`."""
     upto = wish.ahead
     if limit.mode is LimitMode.HARD:
         free = room(limit, counter) + part.open
@@ -396,8 +387,7 @@ def reach(limit: Limit, counter: Counter, part: LimitHold, wish: Wish) -> LimitH
 
 
 def taken(limit: Limit, counter: Counter, wish: Wish) -> tuple[Counter, LimitHold] | None:
-    """`is_short`, `reach` and `changed` in one, for a request that holds nothing yet: the counter and the
-    hold. None: the limit is short, or not a hard one."""
+    """`is_short`, `reach` and `changed` in one, for a request without a hold. None: short, or not hard."""
     free = room(limit, counter)
     if limit.mode is not LimitMode.HARD or wish.first > free or wish.most > free:
         return None
@@ -426,8 +416,7 @@ def lowest_level(limit: Limit) -> int:
 
 
 def use(limit: Limit, counter: Counter, part: LimitHold, used: int) -> tuple[Counter, LimitHold]:
-    """Applies reported use: on a bucket that part of the hold becomes a charge, on a window it stays held (at
-    least what was used)."""
+    """Applies reported use: a bucket's hold becomes a charge, a window's stays (at least what was used)."""
     if isinstance(counter, BucketCounter):
         flowed = max(0, used - part.charged)
         after = LimitHold(max(0, part.held - flowed), part.charged + flowed, part.most)
@@ -501,8 +490,7 @@ def with_used(limit: Limit, counter: Counter, used: int) -> Counter:
 
 
 def rest_us(limit: Limit, counter: Counter) -> int:
-    """When a counter on which nothing is held is at rest: as if it had never been used, so that to drop it
-    changes nothing. Spare capacity only makes a bucket full before that."""
+    """When an unheld counter is at rest, as if never used; spare capacity only fills buckets earlier."""
     match counter:
         case WindowCounter():
             return (counter.end_us or NEVER_US) if counter.used else 0
@@ -548,9 +536,8 @@ def view(limit: Limit, counter: Counter, now_us: int, spare: Spare = NO_SPARE) -
 def retry_after_s(
     limit: Limit, counter: Counter | None, part: LimitHold, wanted: int, now_us: int, rate: int
 ) -> float | None:
-    """When to ask again for `wanted` more; None: waiting cannot help. A running request (`part`) stays with
-    its window when the next one begins. `counter` None: a window that has ended and was dropped. `rate`:
-    current refill of a bucket per millisecond."""
+    """When to ask again for `wanted` more; None: waiting cannot help. A running request (`part`) keeps its
+    window. `counter` None: an ended window that was dropped. `rate`: a bucket's refill per millisecond."""
     if counter is None or wanted > limit.amount:
         return None
     match counter:

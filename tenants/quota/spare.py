@@ -8,10 +8,7 @@ have been.
 
 No call refills below the rate or above the ceiling, and each moment of a bucket is counted once, by the first
 call. So gateways that share a counter need not agree at once: a late one counts the time since by the
-previous share, for at most one look of its loop.
-
-A limit on one model follows that model's share; one on all models the smallest of all.
-"""
+previous share, for at most one look of its loop."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Protocol of quota stores: reserve, top up, settle and rebuild budget holds.
 
-Implemented by `memory.py` and `redis.py`, which pass one conformance suite, and by `fallback.py` over a
-shared store. The arithmetic is in `rules.py`.
-"""
+Implemented by `memory.py`, `redis.py` and, over a shared store, `fallback.py`; the arithmetic: `rules.py`."""
 
 from __future__ import annotations
 
@@ -26,8 +24,7 @@ class QuotaStoreUnavailable(Exception):
 
 
 class QuotaStoreRecovering(QuotaStoreUnavailable):
-    """The store answers but has lost its counters: nothing is admitted or settled until they are rebuilt from
-    the ledger (`begin_rebuild`)."""
+    """The store has lost its counters: nothing is admitted or settled until they are rebuilt."""
 
 
 class Overrun(ValueError):
@@ -57,12 +54,9 @@ class LimitNotKept(Exception):
 
 class Hold(msgspec.Struct, frozen=True):
     """What a request asks for when it starts: `first <= ahead <= most` in every field. Totals since the
-    request began, prompt included.
-
-    Windows hold `ahead` as far as there is room, at least `first`; token buckets hold `first`, which must fit
-    into the burst (at most half of it for a stream at the full rate, as a bucket does not refill past its
-    cap); concurrency counts the request.
-    """
+    request began, prompt included. Windows hold `ahead` as far as there is room, at least `first`; token
+    buckets hold `first`, which must fit into the burst (at most half of it for a stream at the full rate, as
+    a bucket does not refill past its cap); concurrency counts the request."""
 
     first: Amounts
     """What must be covered before the first step."""
@@ -71,10 +65,9 @@ class Hold(msgspec.Struct, frozen=True):
     most: Amounts
     """The worst case: the prompt and `max_tokens`."""
     may_be_cut: bool = False
-    """False: admitted only when every window has room for `most` beside what is promised to others; `most` is
-    then promised, so no window refuses a top-up up to it. True: admitted when there is room for `first`; the
-    answer ends where the budget does (`on_low_budget: truncate`, or a client that asked for no particular
-    length)."""
+    """False: admitted only when every window has room for `most`, which is then promised: no window refuses a
+    top-up up to it. True: admitted when there is room for `first`; the answer ends where the budget does
+    (`on_low_budget: truncate`, or a client that asked for no particular length)."""
 
     @classmethod
     def whole(cls, amounts: Amounts) -> Hold:
@@ -102,18 +95,15 @@ class LimitState(msgspec.Struct, frozen=True):
 
 
 class Granted(msgspec.Struct, frozen=True):
-    """Every hard limit holds what must be covered. `states` are after the hold; `exceeded` names the soft and
-    shadow limits that are exceeded now."""
+    """Every hard limit holds what must be covered. `states`: after the hold; `exceeded`: soft and shadow."""
 
     states: tuple[LimitState, ...]
     exceeded: tuple[Limit, ...] = ()
     charged_to: tuple[str, ...] = ()
-    """Names of the counters (limit and window) that hold this request and will be charged for it. They belong
-    into the ledger (`LedgerRow.charged_to`): from there counters are rebuilt and verified."""
+    """Names of the counters (limit and window) that hold it; rebuilds need them (`LedgerRow.charged_to`)."""
     covered: Amounts = NOTHING
-    """What the request may use: in each field the least that any hard limit on it holds, in total since the
-    request began; where no hard limit counts it, the largest `ahead` asked for. What a limit on total tokens
-    holds beyond the input counts as output."""
+    """What the request may use in total: in each field the least that a hard limit on it holds, without one
+    the largest `ahead`. What a limit on total tokens holds beyond the input counts as output."""
     would_deny: tuple[Limit, ...] = ()
     """Shadow limits that would have refused this call."""
 
@@ -131,14 +121,13 @@ class Denied(msgspec.Struct, frozen=True):
 
 
 class QuotaStore(Protocol):
-    """Contract: `reserve` is atomic over all limits; holds end by `settle` or `expire`, exactly once;
-    `held + used <= amount` for hard limits, always (an amount that is lowered below what is used, held and
-    promised admits nothing until there is room again); nothing is ever negative, except that a bucket of
-    GPU-milliseconds may be in debt. A request is charged to the window in which it was reserved, also when
-    it goes on in a later one. Usage belongs to a limit's identity (subject, meter, window, tier, model,
-    size of request), so changing the amount keeps it.
-
-    All amounts are totals since the request began, so a repeated call changes nothing.
+    """`reserve` is atomic over all limits; holds end by `settle` or `expire`, exactly once;
+    `held + used <= amount` for hard limits, always (an amount lowered below what is used, held and promised
+    admits nothing until there is room again); nothing is ever negative, except that a bucket of
+    GPU-milliseconds may be in debt. A request is charged to the window in which it was reserved, also when it
+    goes on in a later one. Usage belongs to a limit's identity (subject, meter, window, tier, model, size of
+    request), so changing the amount keeps it. Amounts are totals since the request began: a repeated call
+    changes nothing.
 
     A tenant's end users have counters from their first request on, at most a fixed number of them at a time.
     One more takes the place of one whose counters are at rest (nothing held, nothing used in the present
@@ -146,8 +135,7 @@ class QuotaStore(Protocol):
 
     Every method raises `QuotaStoreUnavailable` when the store cannot be reached, `QuotaStoreRecovering` (all
     but the rebuilding ones) when it has lost its counters, and `tenants.errors.Invalid` for amounts or limits
-    beyond what can be counted exactly.
-    """
+    beyond what can be counted exactly."""
 
     async def reserve(
         self,
@@ -158,21 +146,19 @@ class QuotaStore(Protocol):
         *,
         tenant_id: str = "",
     ) -> Granted | Denied:
-        """Holds on every limit, or on none. `tenant_id`: the request's, so that it can come under limits of
-        its tenant later; empty: that of `limits`. A repeat with a live `request_id` changes nothing. Raises
-        `TooManyEndUsers`."""
+        """Holds on every limit, or on none; a repeat with a live `request_id` changes nothing. `tenant_id`:
+        the request's, for later limits of its tenant; empty: that of `limits`. Raises `TooManyEndUsers`."""
         ...
 
     async def top_up(
         self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts
     ) -> Granted | Denied:
         """Raises a live hold to `first` on every limit, or on none, and on windows towards `ahead`, as far as
-        there is room; never lowers one. Before that, and also when the answer is `Denied`: on token buckets
-        `used` (emitted and computed so far) turns from a hold into a charge, and begins to flow back.
-
-        `Denied.retry_after_s`: a number where a bucket refills or other requests' holds are in the way, None
-        where the budget of the window is spent. Raises `KeyError` when there is no such hold, and `Overrun`
-        when more was used than a hard limit holds."""
+        there is room; never lowers one. Before that, even if `Denied`, `used` (emitted and computed so far)
+        turns from a hold into a charge on token buckets, and begins to flow back. `Denied.retry_after_s`: a
+        number where a bucket refills or other requests' holds are in the way, None where the window's budget
+        is spent. Raises `KeyError` without such a hold, `Overrun` when more was used than a hard limit
+        holds."""
         ...
 
     async def rebind(
@@ -180,11 +166,9 @@ class QuotaStore(Protocol):
     ) -> Granted | Denied:
         """Puts a live request under the limits in force. `limits`: at least all that it holds on, which take
         the amounts, rates and modes given; on the others it holds `hold.ahead` and, unless it may be cut, is
-        promised `hold.most`. Of a bucket `used` counts as charged before.
-
-        `must_fit`: what it would hold on new and changed hard limits must have room beside all others;
-        `Denied`, changing nothing, where it has not. Otherwise it is held whether there is room or not. A
-        repeat changes nothing. Raises `KeyError` when there is no such hold, and `TooManyEndUsers`."""
+        promised `hold.most`. Of a bucket `used` counts as charged before. `must_fit`: what it would hold on
+        new and changed hard limits must have room beside all others, else `Denied`, changing nothing; False:
+        room or not. A repeat changes nothing. Raises `KeyError` without such a hold, `TooManyEndUsers`."""
         ...
 
     async def renew(self, request_ids: Sequence[str], lease_ttl_s: float) -> None:
@@ -192,14 +176,12 @@ class QuotaStore(Protocol):
         ...
 
     async def settle(self, request_id: str, actual: Amounts) -> bool:
-        """Replaces the hold by what was used: charges the rest, frees the rest. What a bucket was charged
-        by `top_up` stays charged. Idempotent: False when there is no such hold any more. Raises `Overrun`,
-        changing nothing, when more was used than a hard limit holds."""
+        """Replaces the hold by what was used; what `top_up` charged to a bucket stays charged. Idempotent:
+        False when there is no hold. Raises `Overrun`, changing nothing, for more than a hard limit holds."""
         ...
 
     async def expire(self) -> list[str]:
-        """Drops holds whose lease ran out; returns their request ids (the caller settles them in the
-        ledger)."""
+        """Drops holds whose lease ran out; returns their request ids, to be settled in the ledger."""
         ...
 
     async def overdue(self) -> list[str]:
@@ -224,8 +206,7 @@ class QuotaStore(Protocol):
 
     @property
     def keeps_platform_limits(self) -> bool:
-        """Whether limits on all tenants together can be kept; where not, `reserve` raises `LimitNotKept` on
-        them."""
+        """Whether limits on all tenants together can be kept; else `reserve` raises `LimitNotKept`."""
         ...
 
     @property
@@ -242,24 +223,21 @@ class QuotaStore(Protocol):
     async def give_back(
         self, epoch: str, limits: Sequence[Limit], charged_to: Sequence[str], amounts: Amounts
     ) -> None:
-        """Lowers what windows (those of `charged_to`, by its charge names, that are of `limits`) were charged
-        for a settled request. The ledger says so already, under `epoch`: where that has ended since, nothing
-        is done, as the counters were rebuilt from the ledger. Buckets refill by themselves."""
+        """Lowers what windows of `limits` in `charged_to` were charged for a settled request. The ledger has
+        it under `epoch`: if that has ended, counters were rebuilt: nothing is done. Buckets refill anyway."""
         ...
 
     async def begin_rebuild(self, owner: str, ttl_s: float) -> bool:
-        """Asks for the right to fill a store that has lost its counters (`QuotaStoreRecovering`; a new store
-        counts as one). True for exactly one `owner` at a time: it calls `rebuild`, `restore` for every
-        request that is still open, then `finish_rebuild`, all within `ttl_s`; what the ledger says must be
-        read after this call and in one snapshot (a request that settles in between is in one of the two
-        lists). Every attempt starts empty: what an earlier one left is dropped. False: the store has
-        its counters, or another owner is rebuilding."""
+        """Asks for the right to fill a store that has lost its counters (`QuotaStoreRecovering`; also a new
+        one). True for exactly one `owner` at a time: it calls `rebuild`, `restore` for every open request,
+        then `finish_rebuild`, all within `ttl_s`, from one snapshot of the ledger read after this call (a
+        request that settles in between is in one of the two lists). Every attempt starts empty: what an
+        earlier one left is dropped. False: the store has its counters, or another owner is rebuilding."""
         ...
 
     async def rebuild(self, used: Iterable[tuple[Limit, int]]) -> None:
-        """Sets settled counters from the ledger (`Ledger.usage_by_limit`): as the owner of a rebuild, or to
-        repair a store that is in use, where what is held stays held. Raises `QuotaStoreRecovering` while
-        another process rebuilds."""
+        """Sets settled counters from the ledger: as the owner of a rebuild, or to repair a store in use,
+        whose holds stay. Raises `QuotaStoreRecovering` while another process rebuilds."""
         ...
 
     async def restore(
@@ -274,9 +252,8 @@ class QuotaStore(Protocol):
         tenant_id: str = "",
     ) -> None:
         """As the owner of a rebuild: restores what an open request held, whether there is room or not.
-        Windows hold `hold.ahead` (and promise `hold.most`, unless it may be cut), buckets what is left of
-        `hold.first` beyond `used`. `limits` that are not in `charged_to` (the reserve row's) are left out.
-        A repeat changes nothing."""
+        Windows hold `hold.ahead` (and promise `hold.most`, unless it may be cut), buckets `hold.first` less
+        `used`. `limits` not in `charged_to` (the reserve row's) are left out. A repeat changes nothing."""
         ...
 
     async def finish_rebuild(self, owner: str, epoch: str) -> None:
@@ -285,6 +262,5 @@ class QuotaStore(Protocol):
         ...
 
     async def ping(self) -> None:
-        """Raises `QuotaStoreUnavailable` when the store does not answer, `QuotaStoreRecovering` when it has
-        no counters."""
+        """Raises `QuotaStoreUnavailable` without an answer, `QuotaStoreRecovering` without counters."""
         ...

@@ -1,5 +1,4 @@
-"""Codec of limits, holds and counters: arguments of `lua/*.lua` from values of `rules.py`, and their replies
-back. No I/O."""
+"""Codec of limits, holds and counters of `rules.py`: arguments of `lua/*.lua`, and their replies. No I/O."""
 
 from __future__ import annotations
 
@@ -45,7 +44,6 @@ def columns(
 
 
 def reserve_columns(limit: Limit, wish: Wish, now_us: int) -> list[Any]:
-    """Arguments of one limit for a new hold."""
     return _columns(limit, (wish.first, wish.ahead, wish.most), _bounds(limit, now_us))
 
 
@@ -60,7 +58,6 @@ def names(limits: Sequence[Limit]) -> list[str]:
 
 
 def rebuild_columns(limit: Limit, used: int, now_us: int) -> list[Any]:
-    """Arguments of one limit for setting its counter."""
     start_us, end_us = _bounds(limit, now_us)
     return [
         limit.identity,
@@ -139,7 +136,6 @@ def granted(reply: list[Any], ages: Ages) -> Granted:
 
 
 def denied_reserve(limits: Sequence[Limit], wishes: Sequence[Wish], reply: list[Any], ages: Ages) -> Denied:
-    """Decodes a refusal of `reserve`."""
     now_us = int(reply[1])
     spare = spare_at(ages, now_us)
     counters = [advanced(limit, raw, now_us, spare) for limit, raw in zip(limits, reply[2], strict=True)]
@@ -162,7 +158,6 @@ def denied_rebind(limits: Sequence[Limit], reply: list[Any], ages: Ages) -> Deni
 
 
 def denied_top_up(first: Amounts, ahead: Amounts, reply: list[Any], ages: Ages) -> Denied:
-    """Decodes a refusal of `top_up`."""
     now_us, limits = int(reply[1]), unpack(reply[2])
     spare = spare_at(ages, now_us)
     current = [advanced(limit, raw, now_us, spare) for limit, raw in zip(limits, reply[3], strict=True)]

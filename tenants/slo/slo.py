@@ -3,8 +3,7 @@
 A target applies to a metric (TTFT, TPOT, end-to-end latency) of a tenant's requests in a tier: a given
 percentage of them must stay within a given time. The rest is the error budget. At burn rate 1 it is used up
 exactly at the end of its period. An alert fires on a high rate over both a long and a short window, so that
-it is significant and still going on (Google, The Site Reliability Workbook, chapter 5). Pure.
-"""
+it is significant and still going on (Google, The Site Reliability Workbook, chapter 5). Pure."""
 
 from __future__ import annotations
 
@@ -107,8 +106,7 @@ class SloTally:
         return SloTally(self.total + other.total, self.missed + other.missed)
 
     def burn_rate(self, per_mille: int) -> float | None:
-        """Misses per allowed miss; None without requests. Infinite from the first miss where none is
-        allowed."""
+        """Misses per allowed miss; None: no requests; infinite: any miss where none is allowed."""
         if not self.total:
             return None
         allowed = (1000 - per_mille) / 1000

@@ -1,8 +1,7 @@
 """Storage of SLO targets, counts and misses.
 
 Counts by spans of five minutes (for burn rates) and of a day (for error budgets), incremented by every
-gateway; misses one by one. Purged by age; no account depends on them.
-"""
+gateway; misses one by one. Purged by age; no account depends on them."""
 
 from __future__ import annotations
 

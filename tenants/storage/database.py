@@ -1,13 +1,11 @@
 """SQL access: a pool of readers, and one writer thread with group commit.
 
 Synchronous SQLAlchemy in threads. The writer thread executes all queued writes in one transaction, commits
-once, then answers all callers: group commit. Where a write fails, all are rolled back and run again with a
-SAVEPOINT each, so that a failure concerns only its own caller. Small writes of one kind run together
-(`write_together`) and can share a statement: each call of a transaction may have to wait for the
-interpreter's lock that a busy event loop holds. `write` returns only after COMMIT, and COMMIT is durable:
-SQLite runs in WAL mode with synchronous=FULL, PostgreSQL with synchronous_commit=on regardless of the
-server's default.
-"""
+once, then answers all callers. Where a write fails, all are rolled back and run again with a SAVEPOINT each,
+so that a failure concerns only its own caller. Small writes of one kind run together (`write_together`) and
+can share a statement: each call of a transaction may have to wait for the interpreter's lock that a busy
+event loop holds. `write` returns only after COMMIT, and COMMIT is durable: SQLite runs in WAL mode with
+synchronous=FULL, PostgreSQL with synchronous_commit=on whatever the server's default."""
 
 from __future__ import annotations
 
@@ -81,8 +79,7 @@ def create_sql_engine(
     statement_timeout_s: float = 0.0,
     busy_timeout_s: float = BUSY_TIMEOUT_S,
 ) -> Engine:
-    """A configured engine; `writing` takes SQLite's write lock at BEGIN, so that no transaction has to
-    upgrade a read lock half-way (which SQLite answers with an error instead of waiting)."""
+    """`writing`: SQLite's write lock is taken at BEGIN, as upgrading a read lock fails instead of waiting."""
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         Path(parsed.database or "").absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -156,10 +153,8 @@ def _write_ahead(connection: sqlite3.Connection, busy_timeout_s: float) -> None:
 
 def execute_on_driver(connection: Connection, text: str, parameters: tuple[Any, ...] = ()) -> int:
     """Executes a statement on the DBAPI connection; returns the number of changed rows. Raises `DBAPIError`.
-
-    Every request waits for two transactions, in which SQLAlchemy's work for a statement takes longer than a
-    small INSERT. Inside a savepoint it runs through SQLAlchemy, which notices a lost connection.
-    """
+    SQLAlchemy's work for a statement takes longer than a small INSERT. Inside a savepoint it runs through
+    SQLAlchemy, which notices a lost connection."""
     if connection.in_nested_transaction():
         return connection.exec_driver_sql(text, parameters).rowcount
     driver: Any = connection.connection.driver_connection
@@ -301,7 +296,6 @@ class Database:
         )
         self._write_latency, self._read_latency = map(self.latency.labels, ("write", "read"))
         self.commits = 0
-        """Transactions so far."""
         self.writes = 0
         """Writes answered so far; `writes / commits` is the mean batch size of group commit."""
         self.write_failure: DatabaseUnavailable | None = None
@@ -333,13 +327,10 @@ class Database:
         self._writer.start()
 
     async def write(self, work: Callable[[Connection], T]) -> T:
-        """Runs `work` in the writer's next transaction; returns its result after COMMIT.
-
-        What `work` raises is raised here and only its own changes are rolled back. Cancelling the caller
-        does not undo a write that has begun. `work` must not commit, must not block on anything but the
-        connection, and may run a second time after a rollback. Raises `DatabaseUnavailable` (`Overloaded`
-        when too many writes are queued).
-        """
+        """Runs `work` in the writer's next transaction; returns its result after COMMIT. What `work` raises
+        is raised here and only its own changes are rolled back. Cancelling the caller does not undo a write
+        that has begun. `work` must not commit, must block on nothing but the connection, and may run a second
+        time after a rollback. Raises `DatabaseUnavailable` (`Overloaded` when too many writes are queued)."""
         return cast(T, await self._queued(_Job(_each, work)))
 
     async def write_together(self, work: BatchWork[Item, T], item: Item) -> T:
@@ -370,8 +361,7 @@ class Database:
         return await asyncio.wrap_future(future)
 
     async def ping(self) -> None:
-        """Raises `DatabaseUnavailable` when the database does not answer, or did not store what was last
-        written."""
+        """Raises `DatabaseUnavailable` without an answer, or if the last write was not stored."""
         await self.read(lambda connection: connection.execute(text("SELECT 1")).scalar())
         if (failure := self.write_failure) is not None:
             raise failure.with_traceback(None)
@@ -476,9 +466,8 @@ class Database:
         return failure
 
     def _commit_together(self, jobs: list[_Job]) -> bool:
-        """Runs one transaction without savepoints, which cost as much as the writes themselves; consecutive
-        writes of one kind run together. False when one failed: all were rolled back and must be run with
-        savepoints. Raises what COMMIT raises; whether it was committed is then unknown."""
+        """Runs one transaction without savepoints, which cost as much as the writes. False: one failed, all
+        were rolled back and need savepoints. Raises what COMMIT raises: it may have been committed."""
         is_committing = False
         try:
             connection = self._connect()

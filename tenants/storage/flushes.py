@@ -1,8 +1,7 @@
 """Flushes that add to counts exactly once, however often repeated.
 
 After a lost connection it is unknown whether a transaction was committed. So a writer numbers its flushes,
-repeats one unchanged until it is answered, and the number is stored in the same transaction.
-"""
+repeats one unchanged until it is answered, and the number is stored in the same transaction."""
 
 from __future__ import annotations
 

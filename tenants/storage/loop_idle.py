@@ -1,9 +1,7 @@
 """Detects from another thread that an event loop is idle.
 
-A thread that batches the loop's requests waits while the loop is busy, as more may come, and starts once the
-loop waits for its sockets. Measured by a callback in the loop: an iteration that took almost no time did
-almost nothing.
-"""
+A thread that batches the loop's requests waits while more may come. Measured by a callback in the loop: an
+iteration that took almost no time did almost nothing."""
 
 from __future__ import annotations
 

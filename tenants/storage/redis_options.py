@@ -8,11 +8,8 @@ from redis.maint_notifications import MaintNotificationsConfig
 
 
 def redis_options(timeout_s: float) -> dict[str, Any]:
-    """Arguments of each client and connection pool.
-
-    Maintenance notifications (sent by Redis Enterprise only) are off: with them redis-py 8 hands out pooled
-    connections that the server has closed, and after a Redis restart one request fails for each of them.
-    """
+    """Maintenance notifications (of Redis Enterprise only) are off: with them redis-py 8 hands out
+    connections that the server has closed, and after a Redis restart one request fails for each."""
     return {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,

@@ -1,8 +1,7 @@
 """What the role of a running server may do in PostgreSQL, where another role owns the tables.
 
 It reads and writes, changes no schema, and neither changes nor deletes append-only rows, even where the
-server was taken over. The triggers that refuse such changes are the owner's.
-"""
+server was taken over. The triggers that refuse such changes are the owner's."""
 
 from __future__ import annotations
 
@@ -100,8 +99,7 @@ def _require_plain(connection: Connection, role: str) -> None:
 
 
 def _require_guarded(connection: Connection, role: str) -> None:
-    """Raises `Invalid` where the role may still change append-only tables: granted to all, or to a role that
-    it is a member of."""
+    """Raises `Invalid` where PUBLIC, or a role that this one is in, may change append-only tables."""
     for table in APPEND_ONLY:
         values = {"role": role, "table": table, "privileges": FORBIDDEN}
         if connection.execute(_PRIVILEGES, values).scalar_one():

@@ -10,12 +10,9 @@ ASK_AGAIN_S = 1.0
 
 
 async def stop(tasks: Iterable[asyncio.Task[Any]], *, ask_again_s: float = ASK_AGAIN_S) -> None:
-    """Cancels the tasks and returns when all have ended, ignoring what they raised.
-
-    Repeats the cancellation every `ask_again_s`: `asyncio.wait_for` of Python 3.11 loses one that arrives
-    just as its awaitable completes (python/cpython#86296), and redis-py sends each command within one. A task
-    whose clean-up takes longer than `ask_again_s` is cut short.
-    """
+    """Cancels the tasks and returns when all have ended, ignoring what they raised. Cancels again every
+    `ask_again_s`, also in longer clean-ups: `asyncio.wait_for` of Python 3.11, around each redis-py command,
+    loses a cancellation that arrives just as its awaitable completes (python/cpython#86296)."""
     pending = set(tasks)
     while pending:
         for task in pending:

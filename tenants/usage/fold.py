@@ -1,8 +1,7 @@
 """Folds ledger rows into the sums of usage, each exactly once.
 
 The position and the sums change in one transaction, under a lock on the position's row: however many gateways
-fold, and wherever one dies, no row is lost or counted twice. Never part of a settlement: all requests would
-wait for its sums.
+fold, and wherever one dies, no row is lost or counted twice. Never in a settlement: requests would wait.
 
 On PostgreSQL ids become visible out of order: a transaction takes an id, another takes the next and commits
 first. An id is final once every transaction that may hold it or a lower one has ended. An INSERT locks its
@@ -10,8 +9,7 @@ table (`ROW EXCLUSIVE`) before it takes an id, and keeps the lock until what it 
 the newest visible id, then the transactions that have locked the ledger for writing; when these have ended,
 ids up to the noted one are final. (Not `pg_snapshot_xmin`: an INSERT that waits for another one's row of the
 same unique key holds an id and has no transaction number yet.) SQLite has one writer at a time: whoever holds
-the write lock sees every id.
-"""
+the write lock sees every id."""
 
 from __future__ import annotations
 
@@ -51,8 +49,7 @@ class WaitingIds:
 
 
 def step(final_id: int, waiting: WaitingIds, newest_id: int, running: Set[str]) -> tuple[int, WaitingIds]:
-    """The final id, and what to wait for next. `running`: writing transactions, read after `newest_id`.
-    Pure."""
+    """The final id, and what to wait for. `running`: writing transactions, read after `newest_id`. Pure."""
     if waiting.transactions & running:
         return final_id, WaitingIds(waiting.newest_id, waiting.transactions & running)
     if not running:

@@ -2,8 +2,7 @@
 
 Sums are kept by UTC hours and UTC days, so a query is answered from the coarsest sums whose spans no window
 cuts: days, days by key and labels, or hours. What none of them answers (a key's usage by the hour, days of a
-time zone that is 30 or 45 minutes off) is read from the ledger, of one tenant and a short time.
-"""
+time zone that is 30 or 45 minutes off) is read from the ledger, of one tenant and a short time."""
 
 from __future__ import annotations
 

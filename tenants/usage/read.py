@@ -1,8 +1,6 @@
 """Reads usage: the sums, plus the unfolded rows of the ledger, on one snapshot.
 
-So an answer is exact, however far the fold has come. Only with more than `MOST_UNFOLDED` unfolded charges are
-they left out, and the answer says so.
-"""
+Exact, unless more than `MOST_UNFOLDED` charges are not folded: they are left out, and the answer says so."""
 
 from __future__ import annotations
 
@@ -185,8 +183,7 @@ def statement_of(
 
 
 def _start(query: UsageQuery, grain: Grain, at: Sequence[int]) -> ColumnElement[int]:
-    """The start of a row's window. Its numbers are literals, so that the database sees the same expression
-    everywhere."""
+    """The start of a row's window, in literals: the database must see the same expression everywhere."""
     if len(at) > 2 and all(right - left == grain.span_us for left, right in pairwise(at)):
         return usage_sums.c.start_us
     cases = [f"WHEN usage_sums.start_us < {right} THEN {left}" for left, right in pairwise(at[:-1])]

@@ -1,8 +1,7 @@
 """Sums of charges: which rows of `usage_sums` a ledger row adds to, and how much. Pure.
 
-Every charging row (settle, credit, adjust) adds to three sums: of its hour, of its day, and of its day by key
-and labels, in UTC, by the row's own instant.
-"""
+Each charging row (settle, credit, adjust) adds to its UTC hour, its UTC day, and that day by key and
+labels."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Compares the sums of usage with the ledger, and corrects them.
 
 Tenant by tenant, each on one snapshot of the rows up to the position. A correction adds the difference, so
-the fold may go on meanwhile: what it adds is on neither side of the difference.
-"""
+the fold may go on meanwhile: what it adds is on neither side of the difference."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ async def usage_problems(database: Database) -> list[str]:
 
 
 async def rebuild_usage(database: Database) -> int:
-    """Rebuilds all sums from the ledger; returns how many were wrong. Raises `DatabaseUnavailable`, and
-    `Invalid` where another rebuild begins."""
+    """Returns how many were wrong. Raises `DatabaseUnavailable`, `Invalid` where another rebuild begins."""
     rebuild_id = secrets.token_hex(16)
     begin = update(usage_fold).values(rebuild_id=rebuild_id)
     await database.write(lambda connection: connection.execute(begin).rowcount)

@@ -1,7 +1,6 @@
 """Keeps rows of a live table in place while it is being read. Pure.
 
-Rows present when a reader starts stay, even when they are over; later rows are only counted.
-"""
+Rows present when a reader starts stay, even when they are over; later rows are only counted."""
 
 from __future__ import annotations
 

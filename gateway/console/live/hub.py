@@ -1,7 +1,6 @@
 """Snapshots for watched pages: one per tick and kind, however many watch, none when nobody does.
 
-Watchers get the newest snapshot when they are ready; slow browsers miss some. Use from one event loop.
-"""
+Watchers get the newest snapshot when they are ready; slow browsers miss some. Use from one event loop."""
 
 from __future__ import annotations
 
@@ -39,7 +38,6 @@ class Topic(Generic[T]):
         self.number = 0
         """Of the newest snapshot; 0: there is none yet."""
         self.texts: dict[Hashable, str] = {}
-        """Rendered from the newest snapshot, shared between identical readers."""
         self._make = make
         self._latest: T | None = None
         self._made_s = 0.0

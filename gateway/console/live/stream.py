@@ -1,8 +1,7 @@
 """The server-sent event stream of a page's live region.
 
 It ends with its session (which it does not keep alive), when the gateway stops, and after `LONGEST_S`. The
-last event says why and keeps the browser from reconnecting.
-"""
+last event says why and keeps the browser from reconnecting."""
 
 from __future__ import annotations
 
@@ -92,8 +91,7 @@ async def live_region(
     text_of: Callable[[T, Texts], str],
     page: str,
 ) -> ASGIApp:
-    """The region of `page`, as a stream or once. `key` identifies the snapshot; `text_of` renders it for this
-    reader."""
+    """The region of `page`, streamed or once. `key` identifies the snapshot, `text_of` renders it."""
     hub = hub_of(request)
     if wants_stream(request):
         return streamed(_events(request, hub, key, make, text_of, page))

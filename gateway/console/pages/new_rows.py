@@ -18,8 +18,7 @@ NEW = "new"
 
 
 def newer_than(path: str, asked: Mapping[str, str], newest_us: int | None, *, is_first: bool) -> str:
-    """The address that counts rows newer than `newest_us`; empty: there cannot be any (a later page, or a
-    list with an end)."""
+    """The address that counts newer rows; empty: none can come (a later page, or a list with an end)."""
     if not is_first or asked.get("to"):
         return ""
     since = asked.get("from", "") if newest_us is None else from_us(newest_us + 1).isoformat()

@@ -32,8 +32,7 @@ def instant(text: str) -> str | None:
 def filter_problem(
     error: Exception, fields: Sequence[str], names: dict[str, str] | None = None
 ) -> FormProblem:
-    """The problem beside its field, or for the whole form. `names`: form names of fields that are called
-    otherwise where they are checked."""
+    """The problem of a field, or of the whole form. `names`: form names of fields checked under others."""
     match error:
         case NotFound(what=what):
             where, text = what, str(error)

@@ -32,8 +32,7 @@ KINDS = (
 """What acts are about: the first word of each act."""
 
 MOST_SKEW_US = 3_600_000_000
-"""Rows are numbered in order of their transactions; their instants, by several machines' clocks, may be out
-of order by less than this."""
+"""Most that instants, by several machines' clocks, are out of order; rows are numbered by transaction."""
 MAX_SEQ = 2**63 - 1
 MOST_SPANS = 100
 """Of the ledger, digested by one command: a million rows. A server goes on with older ones."""
@@ -63,8 +62,8 @@ class AuditCommands(AdminCommands):
         return AuditLog(self._database, key, self._clock)
 
     async def digest_ledger(self) -> int:
-        """Adds digests of at most `MOST_SPANS` spans of the ledger; returns of how many rows. Raises
-        `Invalid`, `AuditDamaged`, `DatabaseUnavailable`."""
+        """Digests at most `MOST_SPANS` spans of the ledger; returns the number of rows. Raises `Invalid`,
+        `AuditDamaged`, `DatabaseUnavailable`."""
         digests, rows = LedgerDigests(self._database, self._clock, 0.0), 0
         for _ in range(MOST_SPANS):
             span = await digests.close_due()
@@ -84,8 +83,7 @@ class AuditCommands(AdminCommands):
     async def read_audit(
         self, wanted: AuditQuery | None = None, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
     ) -> Page[AuditRow]:
-        """A page looks at a bounded number of rows: where few match, it is shorter than `limit` and the list
-        goes on. Raises `Invalid`, `NotFound`."""
+        """A page may be shorter than `limit` before the list ends. Raises `Invalid`, `NotFound`."""
         query = AuditQuery() if wanted is None else wanted
         most, filters = checked_limit(limit), msgspec.to_builtins(query)
         last = None if cursor is None else decode_cursor("audit", filters, cursor, tuple[Number])
@@ -175,8 +173,7 @@ def _first(connection: Connection, query: Select[Any], otherwise: int) -> int:
 def _subject(
     connection: Connection, text: str, tenant_id: str | None
 ) -> tuple[ColumnElement[bool], list[ColumnElement[bool]]]:
-    """Conditions on targets and kinds: rows about the thing of this id or name, of the kind before the
-    colon."""
+    """Conditions on target and kind from `text`: an id or name, after a kind and colon if there is one."""
     kind, colon, reference = text.partition(":")
     if not colon:
         ids = queries.ids_of(connection, text, tenant_id=tenant_id)

@@ -1,4 +1,4 @@
-"""Sums of what gateways count beside the accounts, by groups: refusals, and told against happened."""
+"""Sums of what gateways count beside the accounts, by groups: refusals, and stated against actual figures."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RefusalCountQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
 
 class CalibrationQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=RENAMED):
-    """Which told figures to compare with what happened, and by what."""
+    """Which stated figures to compare with the actual ones, and by what."""
 
     group_by: str = ALL_CALIBRATION_GROUPS
     """Words of `BY_DAY`, with commas between them; empty: all together."""
@@ -109,7 +109,7 @@ class CountReads(AdminCommands):
     async def read_calibration(
         self, query: CalibrationQuery, *, cursor: str | None = None, limit: int = 100
     ) -> Page[dict[str, Any]]:
-        """How many requests were told a figure, and how many stayed within it, by groups."""
+        """How often figures stated on arrival were kept, by groups."""
         counts = calibration_counts.c
         since_s, until_s = self._span(query, USUAL_CALIBRATION_S, LONGEST_CALIBRATION_S)
         where: Conditions = [counts.hour_s >= since_s // 3600 * 3600, counts.hour_s < until_s]

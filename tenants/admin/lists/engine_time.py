@@ -17,7 +17,7 @@ MOST_RESERVED = 100
 
 @dataclass(frozen=True, slots=True)
 class EngineTime:
-    """What one replica did in a time. `counts` are sums; its state says nothing."""
+    """What one replica did in a time. `counts` are sums, their `state` has no meaning."""
 
     pool: str
     replica: str
@@ -29,15 +29,13 @@ class ServedTime:
     """Service of a time, in cost tokens (input + 2 x output)."""
 
     all_tokens: int
-    """Of all tenants."""
     by_hour: Mapping[str, tuple[int, ...]]
     """Of the tenants that were asked about, in each hour with something."""
 
 
 class EngineTimeReads(AdminCommands):
     async def engine_time(self, from_us: int, to_us: int) -> list[EngineTime]:
-        """Sums of the minutes that begin in that time, by pool and replica; of several gateways the account
-        that saw the replica longest counts."""
+        """Sums of the minutes that begin then, by pool and replica, from the gateway that saw it longest."""
         begin_us = max(from_us, to_us - KEPT_US)
         sums = await self._database.read(lambda one: minute_store.engine_sums(one, begin_us, to_us))
         return [EngineTime(pool, replica, counts) for pool, replica, counts in sums]

@@ -76,8 +76,7 @@ class FlowLists(AdminCommands):
         cursor: str | None = None,
         limit: int = DEFAULT_PAGE,
     ) -> Page[FlowRow]:
-        """Windows with something in them, the oldest first. Without `since` the last hour, or with windows of
-        an hour the last day. Raises `Invalid`, `NotFound`."""
+        """Non-empty, oldest first; by default of the last hour (hours: day). Raises `Invalid`, `NotFound`."""
         if window not in WINDOWS_US:
             raise Invalid("window", f"{window[:40]!r} is not one of {', '.join(WINDOWS_US)}")
         most, window_us, table = checked_limit(limit), WINDOWS_US[window], flow_minutes

@@ -40,9 +40,8 @@ class HistoryLists(AdminCommands):
         cursor: str | None = None,
         limit: int = DEFAULT_PAGE,
     ) -> Page[Missed]:
-        """Missed targets that ended from `since` (ISO 8601) until before `until`, newest first, with their
-        evidence. A page looks at a bounded number of rows: where few match, it is shorter than `limit` and
-        the list goes on. Raises `Invalid`, `NotFound`."""
+        """Newest first, that ended from `since` (ISO 8601) until before `until`, with their evidence. A page
+        scans a bounded number of rows: it may be shorter than `limit`. Raises `Invalid`, `NotFound`."""
         most, filters = checked_limit(limit), {"tenant": tenant, "tier": tier, "cause": cause}
         filters |= {"from": since, "to": until}
         if tier is not None:

@@ -31,8 +31,7 @@ class KeyFinding(StrEnum):
 def findings_of(
     key: ApiKey, last_used: datetime | None, has_limit: bool, now: datetime
 ) -> tuple[KeyFinding, ...]:
-    """Of one key; none of one that is revoked or expired. `has_limit`: a hard one below the platform.
-    Pure."""
+    """None of a revoked or expired key. `has_limit`: a hard one below the platform's. Pure."""
     if key.status(now) != "active":
         return ()
     ends = key.expires_at

@@ -1,7 +1,6 @@
 """Pages of the directory's objects: tenants, projects, keys, limits, targets, prices; and one of each.
 
-Every list is read in the order of an index.
-"""
+Every list is read in the order of an index."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class ObjectLists(LimitCommands, PriceCommands):
         cursor: str | None = None,
         limit: int = DEFAULT_PAGE,
     ) -> Page[Tenant]:
-        """Tenants by name. `search`: part of the name, in any case; `only`: of these ids. Raises
-        `Invalid`."""
+        """By name. `search`: part of it, in any case; `only`: of these ids. Raises `Invalid`."""
         most, filters = checked_limit(limit), {"search": search}
         name = tables.tenants.c.name
         last = None if cursor is None else decode_cursor("tenants", filters, cursor, tuple[Text])
@@ -125,8 +123,7 @@ class ObjectLists(LimitCommands, PriceCommands):
     async def page_limits(
         self, tenant: str | None = None, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
     ) -> Page[LimitView]:
-        """In order of creation, with what is in force and the events of each one's newest window. Raises
-        `Invalid`, `NotFound`."""
+        """In order of creation, as in force, with each one's newest events. Raises `Invalid`, `NotFound`."""
         most, filters = checked_limit(limit), {"tenant": tenant}
         table = tables.limits
         last = None if cursor is None else decode_cursor("limits", filters, cursor, tuple[Number, Text])

@@ -43,7 +43,6 @@ class RefusalQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     tier: str | None = None
     code: str | None = None
     limit_id: str | None = None
-    """The limit that refused it."""
     since: str | None = None
     until: str | None = None
 
@@ -83,8 +82,7 @@ class RefusalReads(AdminCommands):
 
 
 def _of_refusals(connection: Connection, query: RefusalQuery, of_tenant: str | None) -> Conditions:
-    """All but the time, the most selective first. Raises `Invalid` for a value that no refusal can have,
-    `NotFound` for an unknown tenant, project or key."""
+    """All but the time, most selective first. Raises `Invalid` (impossible value), `NotFound` (name)."""
     conditions: Conditions = []
     columns, tenant = refusals.c, None
     if of_tenant is not None:

@@ -1,8 +1,7 @@
 """Pages of ended requests: their settlements in the ledger, newest first, by any filter.
 
 Time, tenant, key, a rare outcome and a cause are each read along an index. The rest is checked row by row, a
-bounded number of rows a page (`scans.py`): each further index costs a write with every request.
-"""
+bounded number of rows a page (`scans.py`): each further index costs a write with every request."""
 
 from __future__ import annotations
 
@@ -103,8 +102,7 @@ class RequestLists(AdminCommands):
     async def page_requests(
         self, wanted: RequestQuery | None = None, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
     ) -> Page[SettledRequest]:
-        """Newest first. A page of a filter that few match may be shorter than `limit`, or empty, and go on.
-        Raises `Invalid`, `NotFound`."""
+        """Newest first. A page may be shorter than `limit` before the end. Raises `Invalid`, `NotFound`."""
         query = RequestQuery() if wanted is None else wanted
         most, filters = checked_limit(limit), msgspec.to_builtins(query)
         key = tuple[Number, Number] if query.cause is None else tuple[Number, Text]

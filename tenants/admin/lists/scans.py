@@ -1,8 +1,7 @@
 """Bounds how many rows one page looks at.
 
 Each list is read along an index that serves one filter; the others are checked row by row. Where few rows
-match, the page ends at the bound, and its cursor goes on from there.
-"""
+match, the page ends at the bound, and its cursor goes on from there."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ def end_of_scan(
     *,
     newest_first: bool = True,
 ) -> tuple[int | str, ...] | None:
-    """The sort key of the last row that a page may look at, of those that an index finds by `conditions`;
-    None: there are fewer."""
+    """The sort key of the last row that a page may scan, of those by `conditions`; None: there are fewer."""
     in_order = [column.desc() if newest_first else column.asc() for column in order]
     query: Any = select(*order).where(*conditions).order_by(*in_order)
     row = connection.execute(query.offset(MOST_SCANNED - 1).limit(1)).first()

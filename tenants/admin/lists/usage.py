@@ -26,7 +26,7 @@ from tenants.usage.read import COLUMNS, UsageRow, usage
 from tenants.usage.sums import AMOUNTS, HOUR_US
 
 DEFAULT_DAYS = {"total": 30, "hour": 1, "day": 30, "month": 365}
-"""How long before `to` a question begins that does not say so."""
+"""How long before `to` a query without `from` begins, by window."""
 MAX_TEXT = 256
 MOST_HOUR_ROWS = 50_000
 """Of four weeks by hour: some 70 models and tiers in use in every one of them."""
@@ -114,8 +114,7 @@ class UsageCommands(AdminCommands):
     async def hours_of_use(
         self, tenant: str, since_us: int, until_us: int, *, most: int = MOST_HOUR_ROWS
     ) -> list[UsageRow]:
-        """A tenant's usage by full hour, model and tier, the oldest `most` rows. Raises `Invalid`,
-        `NotFound`."""
+        """By full hour, model and tier; the oldest `most` rows. Raises `Invalid`, `NotFound`."""
 
         def look(connection: Connection) -> list[UsageRow]:
             owner = queries.find_tenant(connection, tenant)
@@ -125,15 +124,13 @@ class UsageCommands(AdminCommands):
         return await self._database.read(look)
 
     async def verify_usage(self) -> list[str]:
-        """Where the sums differ from the ledger, some examples; alerts use the last result. Raises
-        `DatabaseUnavailable`."""
+        """Some sums that differ from the ledger; alerts use the last result. Raises `DatabaseUnavailable`."""
         problems = await verify.usage_problems(self._database)
         await self._note_check(len(problems))
         return problems
 
     async def rebuild_usage(self, actor: Actor | str) -> int:
-        """Rebuilds the sums from the ledger; returns how many were wrong. Raises `DatabaseUnavailable`, and
-        `Invalid` where another rebuild begins."""
+        """Returns how many were wrong. Raises `DatabaseUnavailable`, `Invalid` if another rebuild begins."""
         await self.note(actor, "usage.rebuild", "usage")
         corrected = await verify.rebuild_usage(self._database)
         await self._note_check(0)
@@ -193,7 +190,7 @@ def _end(window: str, now_us: int, zone: ZoneInfo) -> int:
 
 
 def _begin(window: str, end_us: int, zone: ZoneInfo) -> int:
-    """When a question up to `end_us` begins that does not say so."""
+    """When a query up to `end_us` without `from` begins."""
     if window == "hour":
         return end_us - 24 * HOUR_US
     day = from_us(end_us).astimezone(zone).date() - timedelta(days=DEFAULT_DAYS[window])

@@ -2,8 +2,7 @@
 
 Instants are integer microseconds since 1970 (UTC), money is integer nano-dollars, `''` means "any" or "none"
 in columns of a UNIQUE constraint (NULLs never collide). `ledger`, `counter_sets`, `prices` and all of the
-audit but its head are append-only: triggers created by the migration refuse UPDATE and DELETE.
-"""
+audit but its head are append-only: triggers created by the migration refuse UPDATE and DELETE."""
 
 from tenants.storage.tables.audit import audit, audit_checkpoints, audit_head, audit_persons, audit_tiles
 from tenants.storage.tables.base import metadata

@@ -1,5 +1,4 @@
-"""The audit as a log: its rows, the head of their Merkle tree, stored subtrees, signed checkpoints; beside
-it the record of who its persons are."""
+"""The audit as a log: rows, their Merkle tree's head, subtrees, signed checkpoints; and who persons are."""
 
 from __future__ import annotations
 
@@ -73,7 +72,7 @@ audit_checkpoints = Table(
 audit_persons = Table(
     "audit_persons",
     metadata,
-    # HMAC-SHA256 of the text under the salt, its first half in hexadecimal: what stands in the rows.
+    # HMAC-SHA256 of the text under the salt, its first half in hexadecimal, as in the rows.
     Column("digest", String(32), primary_key=True),
     Column("person_id", ID, nullable=False),
     Column("salt", LargeBinary(16), nullable=False),

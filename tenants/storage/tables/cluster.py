@@ -36,8 +36,7 @@ gateways = Table(
     Column("served_revision", BigInteger),
 )
 
-# Replicas that get no new requests, in any gateway. A server is known by its model and its address: gateways
-# may call it by other names than the one in `replica`.
+# Replicas without new requests in any gateway, by model and address: `replica` is one gateway's name.
 drains = Table(
     "drains",
     metadata,
@@ -45,7 +44,6 @@ drains = Table(
     Column("address", String(512), primary_key=True),
     Column("replica", String(64), nullable=False),
     Column("since_us", BigInteger, nullable=False),
-    # The actor.
     Column("by", String(128), nullable=False),
     Column("reason", String(200), nullable=False),
 )

@@ -13,7 +13,6 @@ POOL = String(256)
 flow_minutes = Table(
     "flow_minutes",
     metadata,
-    # The minute's begin, microseconds since 1970.
     Column("minute_us", BigInteger, primary_key=True, autoincrement=False),
     Column("pool", POOL, primary_key=True),
     Column("tier", WORD, primary_key=True),
@@ -57,8 +56,7 @@ engine_minutes = Table(
 
 CODE = String(64)
 
-# Refused requests: of a flood only the first few of each tenant, code, limit and minute. '': not known, or
-# none. Purged by age and count.
+# Refused requests: of a flood only the first of each tenant, code, limit and minute. '': not known, or none.
 refusals = Table(
     "refusals",
     metadata,
@@ -76,7 +74,7 @@ refusals = Table(
     # In the limit's unit; NULL: no limit refused it.
     Column("wanted", BigInteger),
     Column("available", BigInteger),
-    # NULL: its client was told no time.
+    # NULL: the client got no time.
     Column("retry_after_ms", BigInteger),
     Index("ix_refusals_at_us_request_id", "at_us", "request_id"),
     *(
@@ -98,7 +96,7 @@ refusal_counts = Table(
     Index("ix_refusal_counts_tenant_id_minute_s", "tenant_id", "minute_s"),
 )
 
-# How often a figure that was told on arrival was kept.
+# How often a figure that was stated on arrival was kept.
 calibration_counts = Table(
     "calibration_counts",
     metadata,
@@ -107,7 +105,7 @@ calibration_counts = Table(
     Column("model", String(256), primary_key=True),
     Column("tier", WORD, primary_key=True),
     Column("figure", WORD, primary_key=True),
-    # By the wait that was told, see `engine/forecast/calibration.py`.
+    # By the stated wait, see `engine/forecast/calibration.py`.
     Column("wait_bucket", Integer, primary_key=True, autoincrement=False),
     # `plain` or `binding`.
     Column("kind", WORD, primary_key=True),
@@ -159,8 +157,7 @@ control_moves = Table(
 )
 
 
-# Three grains in one table: `hour` and `day` (by tenant, model, tier and outcome; other columns empty), and
-# `key_day` (by all columns). Hours are deleted after a while.
+# `hour`, `day` by tenant, model, tier, outcome (other columns empty), `key_day` by all. Hours are purged.
 usage_sums = Table(
     "usage_sums",
     metadata,

@@ -29,8 +29,7 @@ timelines = Table(
     Column("terms", WORD),
 )
 
-# What timelines refer to (`gateway/domain/server_description.py`), named by a digest of its content: however
-# many requests, gateways and restarts, one row for as long as nothing changes.
+# What timelines refer to (`gateway/domain/server_description.py`), named by a digest of its content.
 descriptions = Table(
     "descriptions",
     metadata,

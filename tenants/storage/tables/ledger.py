@@ -18,8 +18,7 @@ from sqlalchemy import (
 
 from tenants.storage.tables.base import ID, SERIAL, WORD, metadata
 
-#: Conditions of partial indexes, which save index pages to write with every row. SQLite uses a partial index
-#: only if a query contains its condition verbatim.
+#: Partial indexes' conditions: fewer index pages to write a row. SQLite needs them verbatim in a query.
 RESERVES = text("kind = 'reserve'")
 CHARGES = text("kind IN ('settle', 'credit', 'adjust')")
 #: The same rows in words that match no index's condition, for reading by id: before a table has statistics,
@@ -61,8 +60,7 @@ ledger = Table(
     Column("outcome", String(64), nullable=False),
     Column("at_us", BigInteger, nullable=False),
     Column("detail", JSON, nullable=False),
-    # The counters that hold the request and will be charged for it; of a top-up row those that came later.
-    # NULL: none.
+    # The counters charged for the request; of a top-up row those that came later. NULL: none.
     Column("counter_set", String(16)),
     # The request's labels; NULL: none.
     Column("labels", JSON(none_as_null=True)),
@@ -101,9 +99,8 @@ ledger = Table(
     ),
 )
 
-# Sets of counters (limit and window), named by a digest of their members: requests of one key are charged to
-# the same set until a window turns. Each gateway has its own sets, so that gateways' writes never block
-# each other.
+# Sets of counters (limit and window), named by a digest of their members: a key's requests share one until a
+# window turns. Each gateway has its own sets, so that gateways' writes never block each other.
 counter_sets = Table(
     "counter_sets",
     metadata,
@@ -113,8 +110,7 @@ counter_sets = Table(
     Index("ix_counter_sets_counter", "counter"),
 )
 
-# One row per gateway with requests that run, overwritten every second: what each has used so far, packed. It
-# bounds what is unknown when gateway and engine die together.
+# Per gateway, overwritten every second: what each of its running requests has used so far, packed.
 progress = Table(
     "progress",
     metadata,

@@ -20,7 +20,7 @@ from tenants.storage.tables.base import ID, WORD, metadata
 
 SUBJECT = String(32)
 
-# Who is told. tenant_id '': of all tenants, and of the platform.
+# Receivers of events. tenant_id '': of all tenants, and of the platform.
 webhooks = Table(
     "webhooks",
     metadata,
@@ -28,13 +28,11 @@ webhooks = Table(
     Column("tenant_id", ID, nullable=False, index=True),
     # Scheme, name and port of its URL.
     Column("host", String(300), nullable=False),
-    # Subjects that it is told of; empty: all.
+    # Subjects that it receives; empty: all.
     Column("subjects", JSON, nullable=False),
-    # The secret that signs, and the URL, whose path is a secret of many receivers: encrypted with a key that
-    # is derived from the pepper.
+    # The signing secret, and the URL with its secret path, encrypted with a key derived from the pepper.
     Column("sealed", LargeBinary, nullable=False),
     Column("created_us", BigInteger, nullable=False),
-    # The actor.
     Column("by", String(128), nullable=False),
 )
 

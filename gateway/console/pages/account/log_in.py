@@ -32,8 +32,7 @@ async def log_in_page(request: Request) -> Response[str]:
 
 @form(LOG_IN, act=None)
 async def log_in(request: Request) -> Response[str]:
-    """Opens a session and goes on to the requested page. A form submitted without a session is offered
-    again."""
+    """Opens a session and goes on to the requested page; offers a form submitted without a session again."""
     visit, deps = visit_of(request), gateway_of(request).deps
     next_path, kept = safe(visit.form.get("next", "")), visit.form.get("unsent", "")
     try:

@@ -1,1 +1,1 @@
-"""Pages of alerts, and of webhooks that are told of them."""
+"""Pages of alerts, and of the webhooks that receive them."""

@@ -43,8 +43,7 @@ class Steered:
 
 
 async def steered(request: Request, request_id: str) -> Steered | None:
-    """None: no gateway runs it, or the person may not see its tenant. Raises `NotForThisRole`, and `ApiError`
-    if a gateway does not answer."""
+    """None: not running, or hidden from the person. Raises `NotForThisRole`, `ApiError` (silent gateways)."""
     person = visit_of(request).person
     running = await found_running(request, about(SHOW, request_id))
     if running is None or not person.may(Act.READ_TENANT, running.tenant_id):

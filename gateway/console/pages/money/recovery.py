@@ -1,8 +1,7 @@
 """The page of recovery: what tenants were charged against what the engines cost.
 
 An engine costs the same every hour. Its time is divided into four exact parts: away, idle, recomputing tokens
-lost to preemption, and working. Part of the idle time was reserved for tenants that did not use it.
-"""
+lost to preemption, and working. Part of the idle time was reserved for tenants that did not use it."""
 
 from __future__ import annotations
 
@@ -99,7 +98,6 @@ class Recovery:
 
     @property
     def difference(self) -> int:
-        """Charge minus cost."""
         return self.charged.net_nanousd - self.cost
 
     @property

@@ -37,7 +37,7 @@ FILTERS = ("tenant", "project", "key", "model", "tier", "outcome", "label")
 FIELDS = ("from", "to", "window", "time_zone", "group", "then", "show", *FILTERS)
 CALLED_HERE = {"group_by": "group"}
 MONEY = {"charged_usd": "cost_nanousd", "credited_usd": "credit_nanousd"}
-"""In dollars in the file: columns, and of which amounts."""
+"""Columns of the file in dollars, and the fields that hold their nano-dollars."""
 MOST_LABELS = 30
 """Names of labels to choose from: those that the most tenants have declared."""
 MOST_BARS = 12
@@ -49,7 +49,7 @@ def usage_asked(asked: dict[str, str], tenant: str | None) -> UsageAsked:
     return UsageAsked(
         from_=asked["from"] or None,
         to=asked["to"] or None,
-        # Interned: defaults are left out of cursors by identity, and an address may say them or not.
+        # Interned: a cursor leaves out defaults by identity, and an address may name them.
         window=sys.intern(asked["window"]),
         group_by=",".join(groups),
         time_zone=sys.intern(asked["time_zone"]),

@@ -16,8 +16,7 @@ OWN_PAGES = ("same-origin", "none")
 
 @page(PATH, act=Act.READ_PLATFORM)
 async def check_page(request: Request) -> Response[str]:
-    """The last result; with `run` in the address a new one. It changes nothing, but reads the whole ledger: a
-    link on another site does not start it, and two who ask share one."""
+    """The last result, or with `run` a new one, shared by those who ask; other sites' links start none."""
     check = gateway_of(request).usage_check
     from_here = headers_of(request.scope).get("sec-fetch-site", "none") in OWN_PAGES
     if "run" in request.query_params and from_here and request.method == "GET":

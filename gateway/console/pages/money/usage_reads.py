@@ -1,8 +1,7 @@
 """What the page of usage reads: a period by window and groups, and the period before it.
 
 One answer gives table, chart and totals wherever it fits into one page, so that they cannot disagree while
-requests settle. Where it does not, groups come in pages, and totals and the chart are those of all groups.
-"""
+requests settle. Where it does not, groups come in pages, and totals and the chart are those of all groups."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from tenants.errors import Invalid
 from tenants.usage.query import UsageQuery
 
 GROUPS_SHOWN = 200
-"""Of a list of groups that does not fit into one answer, in one page."""
+"""Groups on one page of a list that does not fit into one answer."""
 TOO_MANY = f"The period before has more than {MAX_PAGE:,} groups: filter to compare them."
 
 
@@ -30,9 +29,9 @@ class Before:
     """The period before."""
 
     total: SummedUsage | None
-    """None: it cannot be asked for; `why` says it."""
+    """None: unknown, for the reason `why`."""
     groups: Mapping[Ids, SummedUsage] | None
-    """None: not known of each group."""
+    """None: unknown by group."""
     why: str = ""
 
 
@@ -41,7 +40,6 @@ class UsageRead:
     """What was found."""
 
     query: UsageQuery
-    """As it was understood."""
     rows: list[Row]
     """By groups, perhaps by windows as well."""
     over_time: list[Row]

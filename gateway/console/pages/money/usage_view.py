@@ -86,8 +86,7 @@ def group_sums(
     *,
     is_whole: bool = True,
 ) -> list[GroupSum]:
-    """Groups of both periods, the largest first; in the order of the rows where these are not all. `filters`:
-    of the page, for the links."""
+    """Groups of both periods, largest first if `is_whole`, else in row order. `filters`: for links."""
     names = {ids_of(row, groups): names_of(row, groups) for row in rows}
     now = summed(rows, groups)
     sums = [
@@ -104,7 +103,7 @@ def group_sums(
 
 
 def link_of(ids: Ids, groups: Sequence[str], filters: Mapping[str, str]) -> str:
-    """To the requests of a group. The list of requests knows no labels, and no filter for nothing."""
+    """The group's requests; empty: grouped by labels or an empty value, which that list cannot filter by."""
     values = dict(zip(groups, ids, strict=True))
     if filters.get("label") or any(name.startswith(LABEL) or not value for name, value in values.items()):
         return ""
@@ -132,8 +131,7 @@ def over_time(
 
 
 def period_before(from_us_: int, to_us_: int, time_zone: str) -> tuple[str, str]:
-    """The period of the same length just before, as instants: by the clock of the time zone, so that days
-    begin at midnight there also where one of them had 23 hours."""
+    """The equally long period before, as instants, by the zone's clock: its days, too, begin at midnight."""
     zone = ZoneInfo(time_zone)
     begin, end = (from_us(instant_us).astimezone(zone) for instant_us in (from_us_, to_us_))
     length = end.replace(tzinfo=None) - begin.replace(tzinfo=None)

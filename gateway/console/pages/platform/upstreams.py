@@ -48,8 +48,7 @@ Row = dict[str, Any]
 
 
 def replica_row(shown: Mapping[str, Any], kv_share: float | None, minute: EngineMinute | None) -> Row:
-    """A replica of `upstreams_of` with what its row shows. `step_s`, `batch`: means of its last whole minute;
-    None: no steps, or none reported."""
+    """`shown`: of `upstreams_of`. `step_s`, `batch`: means of its last whole minute; None: none reported."""
     saturation = shown.get("saturation") or {}
     steps = minute.steps if minute is not None else 0
     kind = "own engine" if shown["kind"] == "engine" else f"server ({shown.get('server') or 'OpenAI API'})"

@@ -40,8 +40,7 @@ CREATES = "tenant.create"
 
 
 def wanted_of(run: WhatIfRun, number: str, now: StoredPolicy) -> Configuration:
-    """The simulation's policy with its options, if another is active, and the run's weights and limits.
-    `number`: within the report. Raises `Invalid`."""
+    """What simulation `number` of the report sets: policy (if another), weights, limits. Raises `Invalid`."""
     rows: Sequence[Any] = run.report.get("policies", ())
     known = {str(place): row for place, row in enumerate(rows) if not row.get("is_baseline")}
     if run.state is not RunState.DONE or number not in known:

@@ -36,8 +36,7 @@ def asked_of(
     tenants: Collection[str],
     models: Collection[str],
 ) -> WhatIfAsked:
-    """The request that was typed; `policies`, `tenants`, `models`: known names. Raises `Invalid` with the
-    form's field."""
+    """`policies`, `tenants`, `models`: known names. Raises `Invalid`, which names the form's field."""
     since_us, until_us = _window(typed, now_us)
     model = typed["model"]
     if model and model not in models:
@@ -129,8 +128,7 @@ def _weight(text: str) -> float:
 
 
 def _limits(text: str, tenants: Collection[str]) -> dict[str, list[ConfigLimit]]:
-    """Parses lines `TENANT METER AMOUNT [WINDOW]` into limits by tenant. Raises `Invalid`, which names the
-    line."""
+    """Limits by tenant from lines `TENANT METER AMOUNT [WINDOW]`. Raises `Invalid`, which names the line."""
     limits: dict[str, list[ConfigLimit]] = {}
     lines: dict[tuple[str, str, str | None], int] = {}
     for number, line in enumerate(text.split("\n"), start=1):

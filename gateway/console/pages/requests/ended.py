@@ -18,7 +18,6 @@ PATH = "/console/requests"
 async def read(
     admin: Admin, filters: Filters, scope: TenantScope, cursor: str | None, limit: int
 ) -> Page[SettledRequest]:
-    """A page of the list. Raises `Invalid`, `NotFound`."""
     query = RequestQuery(
         tenant=scope.wanted,
         project=filters.get("project"),

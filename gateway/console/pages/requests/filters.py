@@ -80,8 +80,7 @@ class TenantScope:
 
 
 async def tenant_scope(request: Request, wanted: str | None) -> TenantScope:
-    """The requested tenant; for members by default the first. Raises `NotFound` if the member may not see
-    it."""
+    """The requested tenant, or a member's first. Raises `NotFound` if the member may not see it."""
     person = visit_of(request).person
     if own_tenants(person) is None:
         return TenantScope(wanted, wanted or "", ())

@@ -17,7 +17,6 @@ PATH = "/console/slo/misses"
 async def read(
     admin: Admin, filters: Filters, scope: TenantScope, cursor: str | None, limit: int
 ) -> Page[Missed]:
-    """A page of the list. Raises `Invalid`, `NotFound`."""
     return await admin.page_misses(
         tenant=scope.wanted,
         tier=filters.get("tier"),

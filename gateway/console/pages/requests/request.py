@@ -82,8 +82,7 @@ async def request_page(request: Request, request_id: FromPath[str]) -> Response[
 
 
 async def _found(request: Request, person: Person, request_id: str) -> dict[str, Any]:
-    """As operators or as its tenant see it, with names. Raises `NotFound`, also if the person may not see
-    it."""
+    """As operators or its tenant see it, with names. Raises `NotFound`, also if hidden from the person."""
     ask = about(SHOW, request_id)
     rows = await rows_of(request, ask)
     if rows:

@@ -67,8 +67,7 @@ def worst_first(reports: Sequence[SloReport]) -> list[dict[str, Any]]:
 
 
 def days_shown(by_day: Mapping[int, Mapping[str, int]]) -> tuple[list[str], list[tuple[int, list[int]]]]:
-    """The causes, and their misses by day (start in Unix seconds); days without misses are included, so that
-    the chart does not join what is apart."""
+    """The causes, and their misses by day (start in Unix seconds); for the chart also days without any."""
     present = {cause for counts in by_day.values() for cause in counts}
     causes = [cause.value for cause in Cause if cause in present] + sorted(present - set(Cause))
     days = range(min(by_day), max(by_day) + 1, DAY_S) if by_day else range(0)

@@ -101,8 +101,7 @@ def set_of(form: Mapping[str, str], tenant_id: str) -> LimitSet:
 
 
 def same_with(limit: Limit, form: Mapping[str, str]) -> LimitSet:
-    """The command that sets the form's amount, rate, ceiling and mode on an existing limit. Raises
-    `Invalid`."""
+    """The command that sets the form's amount, rate, ceiling and mode on a limit. Raises `Invalid`."""
     meter, mode = limit.meter.value, form.get("mode", "")
     return LimitSet(
         tenant=limit.tenant_id,

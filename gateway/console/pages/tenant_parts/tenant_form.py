@@ -86,8 +86,7 @@ def create_of(form: Mapping[str, str]) -> TenantCreate:
 
 
 def change_of(form: Mapping[str, str], stored: Tenant) -> TenantChange:
-    """Labels and models (whose names may have spaces) only where they differ from the stored ones. Raises
-    `Invalid`."""
+    """Takes labels and models (whose names may have spaces) only where they differ. Raises `Invalid`."""
     before = stored_in_form(stored)
     return TenantChange(
         weight=_number(form, "weight"),
@@ -102,8 +101,7 @@ def change_of(form: Mapping[str, str], stored: Tenant) -> TenantChange:
 
 
 def _labels(text: str, stored: Tenant) -> dict[str, list[str]]:
-    """Each label with its values; a stored label that is missing is dropped. Raises `Invalid`, which names
-    the line."""
+    """Each label's values, none for a missing stored label. Raises `Invalid`, which names the line."""
     labels: dict[str, list[str]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():

@@ -48,7 +48,7 @@ async def change_tenant(request: Request, tenant: FromPath[str]) -> Response[str
         )
     except FORM_ERRORS as error:
         problem = errors_by_field(problem_of(error, fields=(*FIELDS, "tier", "tiers")))
-        # After a conflict the form is about what is stored now: sent again it takes the place of that.
+        # After a conflict the form refers to the new state: submitted again it overwrites that.
         tag = "" if isinstance(error, PreconditionFailed) else visit.form.get("etag", "")
         current = await tenant_shown(request, shown.tenant_id, Act.CHANGE_TENANT)
         return _shown(request, current, typed, problem, tag)

@@ -59,7 +59,7 @@ async def change_key(request: Request, tenant: FromPath[str], key: FromPath[str]
         )
     except FORM_ERRORS as error:
         problem = errors_by_field(problem_of(error, fields=(*CHANGED, *MOVED)))
-        # After a conflict the form is about what is stored now: sent again it takes the place of that.
+        # After a conflict the form refers to the new state: submitted again it overwrites that.
         tag = "" if isinstance(error, PreconditionFailed) else visit.form.get("etag", "")
         owner, current = await _found(request, tenant, key)
         return _shown(request, owner, current, typed_fields(visit.form, *CHANGED), problem, tag)

@@ -37,8 +37,7 @@ DONE = {
 
 
 async def _found(request: Request, tenant: str, limit: str, *, to_change: bool) -> tuple[Tenant, LimitView]:
-    """Raises `NotFound` for another tenant's limit. Limits of the tenant itself need the right to change
-    tenants."""
+    """Raises `NotFound` for another tenant's limit. The tenant's own limits need `Act.CHANGE_TENANT`."""
     owner = await tenant_shown(request, tenant, Act.LIMIT_BELOW_TENANT if to_change else Act.READ_TENANT)
     view = await admin_of(request).show_limit(limit)
     if view.limit.tenant_id != owner.tenant_id:
@@ -74,7 +73,7 @@ async def change_limit(request: Request, tenant: FromPath[str], limit: FromPath[
         problem = problem_of(error, fields=(*CHANGED, *OVERRIDDEN, *OVERRIDE_FIELD, "burst"))
         moved = OVERRIDE_FIELD if act == "overridden" else {"burst": "amount"}
         errors = {moved.get(field, field): text for field, text in problem.errors.items()}
-        # After a conflict the form is about what is stored now: sent again it takes the place of that.
+        # After a conflict the form refers to the new state: submitted again it overwrites that.
         kept = "" if isinstance(error, PreconditionFailed) else visit.form.get("etag", "")
         current = await admin.show_limit(limit)
         return await _shown(request, owner, current, replace(problem, errors=errors), kept)
