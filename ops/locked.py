@@ -2,8 +2,7 @@
 
 `constraints.txt` has what the gateway and the engine need, `constraints-test.txt` what the suite and the
 linters need beyond that: each package with its version and the SHA-256 of all its files, which pip compares
-before it installs one (`--require-hashes`). torch has no hashes here: its build, and what that brings along,
-depends on the machine.
+(`--require-hashes`). torch has no hashes: its build and its dependencies depend on the machine.
 """
 
 from __future__ import annotations
@@ -65,7 +64,6 @@ def installed(root: str) -> dict[str, str]:
 
 
 def problems(locked: Mapping[str, tuple[str, int]], needed: Mapping[str, str]) -> Iterable[str]:
-    """What is wrong, a line each."""
     for name in sorted(needed):
         version, hashes = locked.get(name, ("", 0))
         if not version:

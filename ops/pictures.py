@@ -26,18 +26,17 @@ POLICIES = ("fcfs", "vtc")
 
 
 def beside_others() -> Sequence[Chart]:
-    """Ratios with their spread: what `make bench-versus` measured."""
+    """Ratios with their spread, from `make bench-versus`."""
     return versus_charts(json.loads((FIGURES / "versus.json").read_text()))
 
 
 def told_and_happened() -> Sequence[Chart]:
-    """Waits told against happened: what `fairgate bench calibration` counted."""
+    """Estimated waits against real ones, from `fairgate bench calibration`."""
     return reliability_charts(json.loads((FIGURES / "calibration.json").read_text()))
 
 
 def flood() -> Sequence[Chart]:
-    """Policies side by side, and each tenant's share over time: three tenants and one that floods.
-    docs/simulating.md has the same as a command."""
+    """Three tenants and one that floods, under each policy; docs/simulating.md has the command."""
     scenario = Scenario(Generated(Spec.of(FLOOD), 0), roofline_machine("l40s", "8b", max_sequences=16))
     drawn: list[Curves] = []
     simulate(scenario, POLICIES, on_pool=lambda name, pool: drawn.append(curves(pool, scenario.slo)))

@@ -49,7 +49,6 @@ class TablePart:
 
 
 def table_part(grid: Table) -> TablePart:
-    """A table of rich's as a part of a page; markup of cells is left out."""
     columns = [str(column.header) for column in grid.columns]
     cells = [[getattr(cell, "plain", cell) for cell in column.cells] for column in grid.columns]
     rows = [[str(cell) for cell in row] for row in zip(*cells, strict=True)]
@@ -57,7 +56,6 @@ def table_part(grid: Table) -> TablePart:
 
 
 Part = TablePart | str
-"""A table, or a paragraph."""
 
 
 class PartRecording(io.TextIOBase):
@@ -68,17 +66,14 @@ class PartRecording(io.TextIOBase):
         self._text = ""
 
     def write(self, text: str, /) -> int:
-        """Text that is printed between tables."""
         self._text += text
         return len(text)
 
     def add(self, part: TablePart) -> None:
-        """A table, behind the text that came before it."""
         self.end_text()
         self.parts.append(part)
 
     def end_text(self) -> None:
-        """Makes a paragraph of the text so far."""
         if self._text.strip():
             self.parts.append(self._text.strip("\n"))
         self._text = ""
@@ -100,9 +95,6 @@ def recorded(show: Callable[[], None]) -> list[Part]:
     return recording.parts
 
 
-# ---------------------------------------------------------------- reports
-
-
 @dataclass(frozen=True, slots=True)
 class Check:
     """A limit that a figure has to keep."""
@@ -114,7 +106,6 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether it does."""
         return self.value <= self.limit if self.at_most else self.value >= self.limit
 
     def __str__(self) -> str:
@@ -122,7 +113,6 @@ class Check:
         return f"{self.what}: {number(self.value)}, {wanted} wanted: {verdict({'ok': self.ok})}"
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
         wanted = "at_most" if self.at_most else "at_least"
         return {"what": self.what, "value": plain(self.value), wanted: self.limit, "ok": self.ok}
 
@@ -140,15 +130,12 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """All checks."""
         return all(check.ok for check in self.checks)
 
     def cells(self) -> list[tuple[str, ...]]:
-        """The rows as text."""
         return [tuple(cell(row.get(key, ""), *spec) for key, _, *spec in self.columns) for row in self.rows]
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
         return {
             "title": self.title,
             "rows": plain(self.rows),
@@ -158,7 +145,6 @@ class Report:
         }
 
     def show(self) -> None:
-        """Prints it."""
         table(self.title, [heading for _, heading, *_ in self.columns], self.cells())
         for line in (*self.notes, *self.checks):
             click.echo(f"  {line}")
@@ -188,9 +174,6 @@ def all_ok(parts: Iterable[Mapping[str, Any]]) -> bool | None:
     return False if False in found else None if None in found else True
 
 
-# ---------------------------------------------------------------- figures
-
-
 def quantile(values: Iterable[float], share: float) -> float:
     """Nearest rank: the smallest value that at least `share` (0 to 1) of them do not exceed; NaN for none."""
     ordered = sorted(values)
@@ -198,8 +181,7 @@ def quantile(values: Iterable[float], share: float) -> float:
 
 
 def jain_index(values: Sequence[float]) -> float | None:
-    """(sum x)^2 / (n x sum x^2): 1 when all are alike, 1/n when one has everything (Jain, Chiu and Hawe,
-    1984). None without a value above 0."""
+    """(sum x)^2 / (n x sum x^2), 1: all alike (Jain, Chiu and Hawe, 1984). None without a value above 0."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else None
 

@@ -1,8 +1,7 @@
 """Fetches the console's third-party files anew: `make vendor`.
 
-`gateway/console/assets/vendor/vendored.json` has, of each package, version, licence and archive, and of each
-file its place in it and its SHA-256. For another version, change the list; the new hashes are printed with
-the refusal.
+`gateway/console/assets/vendor/vendored.json` has each package's version, licence and archive, and each file's
+place in it and SHA-256. For another version, change the list; the refusal prints the new hashes.
 """
 
 from __future__ import annotations

@@ -82,7 +82,6 @@ def _path(root: Path, module: str) -> Path:
 
 
 def _imports(root: Path, module: str) -> list[str]:
-    """Modules of this project that a module imports."""
     found: list[str] = []
     for node in _import_nodes(root, module):
         assert node.module is not None
@@ -130,7 +129,6 @@ def _renamed(module: str) -> str:
 
 
 def _rewritten(root: Path, module: str) -> str:
-    """A module's source with its imports renamed."""
     lines = _path(root, module).read_text(encoding="utf-8").splitlines(keepends=True)
     for node in _import_nodes(root, module):
         line = lines[node.lineno - 1]
@@ -157,7 +155,6 @@ def _metadata(version: str, *, has_licence: bool) -> str:
 
 
 def _entry_points(root: Path) -> str:
-    """Those whose module is there."""
     groups = [
         f"[{group}]\nfairgate = {PACKAGE}.{module}:{name}\n"
         for group, (module, name) in ENTRY_POINTS.items()

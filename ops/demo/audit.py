@@ -1,7 +1,7 @@
 """Independent audit of a dispatch log: requests that were served out of turn.
 
-Pure, and independent of the scheduler's code: it reads what the log says happened (arrivals, dispatches,
-charges), and the number by which each waiting tenant was ranked at each dispatch.
+Pure, and independent of the scheduler's code: it reads what the log records (arrivals, dispatches, charges),
+and the number by which each waiting tenant was ranked at each dispatch.
 
 At each dispatch the *fair level* of its tier is the service per weight of all tenants waiting there together.
 
@@ -10,13 +10,11 @@ At each dispatch the *fair level* of its tier is the service per weight of all t
 - An *unfair dispatch*: the same, in whatever order the two arrived. FCFS commits these all the time and
   never an inversion, since it always sends the earliest; a fair queue must commit neither.
 
-The ranks are checked, too. Service per weight is recomputed from the charges alone, and each rank must equal
-it plus the tenant's lift (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024: a
-returning tenant is raised to the others, so that idle time earns nothing), which may only change when a
-tenant returns, and only upwards. A rank that fits no such lift is an *untrue rank*. Output beyond the
-prediction is charged as it comes, between two lines of the log, so service is known as an interval.
-
-A log without ranks is judged by recomputed service and lifts.
+Service per weight is recomputed from the charges alone, and each rank must equal it plus the tenant's lift
+(Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024: a returning tenant is raised to the
+others, so that idle time earns nothing), which may only grow, and only when the tenant returns. A rank that
+fits no such lift is an *untrue rank*. Output beyond the prediction is charged as it comes, between two lines
+of the log, so service is known as an interval. A log without ranks is judged by recomputed service and lifts.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ class LogEventKind(StrEnum):
     ARRIVED = "arrived"
     DISPATCHED = "dispatched"
     CORRECTED = "corrected"
-    """Its charge is another one: its engine foresees another length."""
+    """Its charge changes: its engine foresees another length."""
     ENDED = "ended"
     """The request is over and its final cost known."""
     LEFT = "left"
@@ -52,11 +50,9 @@ class LogEvent:
     tier: str
     weight: float = 1.0
     cost: float = 0.0
-    """Dispatched: the predicted cost, charged immediately. Corrected: the charge from now on. Ended: the
-    final one."""
+    """Dispatched: the predicted cost, charged at once. Corrected: the new charge. Ended: the final cost."""
     beyond: float | None = None
-    """Ended: the most that was charged meanwhile for output beyond what was predicted; None: what the costs
-    imply."""
+    """Ended: the most charged meanwhile for output beyond the prediction; None: what the costs imply."""
     ranks: Mapping[str, float] = field(default_factory=dict)
     """Dispatched: service per weight, lift included, by which each waiting tenant was ranked."""
     by_reservation: bool = False
@@ -77,8 +73,7 @@ class Unfair:
 
 @dataclass
 class AuditReport:
-    """What the audit found. `compared` counts dispatches with another tenant waiting in the same tier:
-    an audit that never compared anything proves nothing."""
+    """`compared` counts dispatches with another tenant waiting in the same tier: 0 proves nothing."""
 
     dispatches: int = 0
     compared: int = 0
@@ -232,7 +227,6 @@ class _Audit:
             self._lifts[where] = (low, max(low, high))
 
     def _judge(self, event: LogEvent, own: _AuditedWait, line: _TierLine, ranks: Mapping[str, float]) -> None:
-        """Compares the dispatched request with all that wait beside it."""
         if len(line.by_tenant) < 2:
             return
         self.report.compared += 1

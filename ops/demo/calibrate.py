@@ -108,7 +108,6 @@ async def _until_full(client: httpx.AsyncClient) -> None:
 
 
 async def until_idle(client: httpx.AsyncClient, timeout_s: float = 30.0) -> None:
-    """Waits until nothing is queued, running or unsettled."""
     until_s = time.monotonic() + timeout_s
     while time.monotonic() < until_s:
         response = await client.get("/admin/v1/status")

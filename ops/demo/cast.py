@@ -49,7 +49,6 @@ CAST: tuple[CastTenant, ...] = tuple(
 
 
 def planned_tokens(requests: Sequence[TraceRequest]) -> Mapping[str, int]:
-    """Tokens that each tenant is about to ask for, prompts and answers."""
     planned = {tenant.name: 0 for tenant in CAST}
     for request in requests:
         planned[request.tenant] += request.input_tokens + request.output_tokens

@@ -1,5 +1,4 @@
-"""Sends the demo's requests, each with a streamed answer, and records what each client sees: times to the
-first token and to the end, usage, and the account that the last chunk carries."""
+"""Sends the demo's requests as streams and records what each client sees: times, usage and account."""
 
 from __future__ import annotations
 
@@ -51,9 +50,8 @@ class Sent:
     account: dict[str, Any] = field(default_factory=dict)
     """The `fairgate` object of the last chunk: estimates and actuals."""
     told_wait_s: dict[str, float] | None = None
-    """p50 and p90 by the answer's headers."""
+    """p50 and p90 in the answer's headers."""
     cut_s: float | None = None
-    """When it was cut, or died."""
 
     @property
     def ok(self) -> bool:
@@ -61,7 +59,7 @@ class Sent:
 
     @property
     def cut_wait_s(self) -> float | None:
-        """How long one that was cut before its first token had waited at least."""
+        """Least wait of a request that was cut before its first token."""
         return None if self.cut_s is None or self.first_token_s is not None else self.cut_s - self.sent_s
 
     @property
@@ -141,7 +139,7 @@ def _error_code(content: bytes) -> str:
 
 
 def _read_tail(tail: bytes, sent: Sent) -> None:
-    """Usage and account are in the last chunks; an error event may stand there instead."""
+    """Usage and account are in the last chunks, or an error event in their place."""
     for line in tail.split(b"\n"):
         if not line.startswith(b"data: {"):
             continue

@@ -50,7 +50,7 @@ class DemoEvidence:
     """Share of the engine's time that it waited for a core, in its worst seconds; None: unknown."""
     simulated_waits_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     simulated_duration_s: Mapping[str, float] = field(default_factory=dict)
-    """By policy: when the last answer ended; beside `duration_s` it says how true the simulation is."""
+    """By policy: when the last answer ended; compared with `duration_s` it shows the simulation's error."""
     cut: int = 0
     """Requests that were cut because the machine fell far behind its calibration."""
     bound_after: Mapping[str, int] = field(default_factory=dict)
@@ -58,7 +58,6 @@ class DemoEvidence:
 
 
 def queue_waits_s(events: Sequence[LogEvent]) -> dict[str, float]:
-    """Arrival to dispatch, by request id, as the gateway logged it."""
     arrived = {event.request_id: event.at_s for event in events if event.happened is LogEventKind.ARRIVED}
     return {
         event.request_id: event.at_s - arrived[event.request_id]
@@ -146,7 +145,6 @@ def build_report(evidence: DemoEvidence) -> dict[str, Any]:
 
 
 def verdict(report: Mapping[str, Any], *, min_backlog_s: float) -> list[str]:
-    """Requirements that the run did not meet; empty: it met all."""
     audit = report["audit"]
     backlog = f"only {report['backlog_s']:.0f} s of backlog, {min_backlog_s:.0f} s are needed"
     claims = {
@@ -214,7 +212,6 @@ def _percentiles(values: Sequence[float | None]) -> dict[str, float | None]:
 
 
 def _waits_of(sent: Sequence[Sent]) -> dict[str, float | None]:
-    """Waits for a turn as they were, and how many were no longer than their told p90."""
     waits = [
         (account["estimate"]["wait_s"]["p90"], account["actual"]["wait_s"])
         for account in (item.account for item in sent if item.ok)
@@ -228,8 +225,7 @@ def _waits_of(sent: Sequence[Sent]) -> dict[str, float | None]:
 
 
 def _known_misses(sent: Sequence[Sent], name: str, factor: float = 1.0) -> list[tuple[float, float]]:
-    """What was told, and how long those had waited that were cut after more than `factor` times that. Of
-    those that were cut earlier nothing is known."""
+    """(Estimate, wait) of requests cut after over `factor` times the estimate; earlier cuts prove nothing."""
     return [
         (item.told_wait_s[name], item.cut_wait_s)
         for item in sent
@@ -240,7 +236,6 @@ def _known_misses(sent: Sequence[Sent], name: str, factor: float = 1.0) -> list[
 
 
 def _waits(evidence: DemoEvidence, modest: set[str]) -> dict[str, Any]:
-    """p99 queue wait of the modest tenants' requests: as measured, and as each policy gives in simulation."""
     mine = {
         event.request_id
         for event in evidence.events
@@ -260,7 +255,6 @@ def _waits(evidence: DemoEvidence, modest: set[str]) -> dict[str, Any]:
 
 
 def _estimates(sent: Sequence[Sent]) -> dict[str, Any]:
-    """Estimates made on arrival against what came of them."""
     figures: dict[str, Any] = {}
     accounts = [item.account for item in sent if item.ok and item.account.get("estimate")]
     for name in ("wait_s", "ttft_s", "e2e_s", "output_tokens"):

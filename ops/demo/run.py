@@ -45,17 +45,15 @@ OVERLOAD = 1.8
 """Offered load over measured capacity; limits refuse some of it, and the prefix cache has some already."""
 CALIBRATION_REQUESTS = 128
 ENGINE_THREADS = 1
-"""The model is so small that a second thread waits more than it works, and gateway and client need a core."""
+"""The model is so small that a second thread mostly waits, and gateway and client need a core."""
 MAX_SEQUENCES = 3
-"""With more, this small model answers faster than one process of clients can read: the clients would be the
-bottleneck."""
+"""With more, this small model answers faster than one process of clients can read: they would limit it."""
 TOKENS_PER_S = 1_200
 """Ceiling of the engine, prompts included: a core computes that in some half of its time."""
 FULL_SPAN_S = 60.0
 """A replay of at least this length must show `MIN_BACKLOG_S` of backlog; a shorter one is a first look."""
 MAX_DRAIN_S = 65.0
-"""Requests that still run this long after the last arrival are cut: the machine fell far behind its
-calibration."""
+"""Requests that still run this long after the last arrival are cut: the machine is too slow by far."""
 PLAIN_EVERY_S = 5.0
 PLAIN_WIDTH = 120
 ENGINE_FACTS = ("model", "policy", "max_sequences", "preemptions", "step_time")
@@ -76,7 +74,7 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions) -> int:
-    """Runs the demo; returns the exit code (1: something did not hold, or could not be started)."""
+    """Returns the exit code (1: a requirement failed, or the demo could not start)."""
     # The report may go to stdout: all other output then goes to stderr.
     console = Console(stderr=options.json_file == Path("-"), highlight=False)
     if not console.is_terminal:
@@ -229,7 +227,7 @@ def _account(
     log: LogReader, stage: DemoTenants, verified: dict[str, Any], decoded: dict[str, Any],
     core_uses: list[CoreUse], duration_s: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """Evidence into report. Gateway and client share the machine's monotonic clock."""
+    """Gateway and client share the machine's monotonic clock."""
     everything = events_of(log.records)
     audited = audit(everything)
     events = [
@@ -270,7 +268,6 @@ def _account(
 
 
 async def _show(watch: DemoSampler, console: Console) -> None:
-    """The live table on a terminal; else a line every `PLAIN_EVERY_S`."""
     if not console.is_terminal:
         while True:
             await asyncio.sleep(PLAIN_EVERY_S)

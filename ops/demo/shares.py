@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 
 def water_fill(amount: float, demands: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
-    """Splits `amount` by weight among `demands`, at most what each asks for."""
     given = dict.fromkeys(demands, 0.0)
     left = amount
     hungry = {name for name, demand in demands.items() if demand > 0}

@@ -26,7 +26,7 @@ class PastRequest(SimulatedRequest):
 
 
 def past_requests(requests: Sequence[Sent], weights: Mapping[str, float]) -> list[PastRequest]:
-    """What was really asked and answered, in order of arrival; of what was cut, what was planned."""
+    """Real requests and answers in order of arrival; of cut requests, what was planned."""
     past = []
     for place, sent in enumerate(requests):
         if sent.refusal is not None or sent.planned is None:
@@ -53,8 +53,7 @@ def past_requests(requests: Sequence[Sent], weights: Mapping[str, float]) -> lis
 
 
 def served_machine(engine: Mapping[str, Any], max_tokens_per_s: float) -> Machine:
-    """An engine of the status page by its mean step, slow ones included, and its ceiling: a typical step is
-    that of a faster machine than the one that served."""
+    """An engine by its ceiling and its mean step, slow ones included: a typical step would be too fast."""
     return profile_machine(
         "demo",
         msgspec.convert(engine["mean_step_time"], StepTime),

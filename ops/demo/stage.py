@@ -38,8 +38,6 @@ class DemoTenants:
 
 
 async def set_stage(data_dir: Path, model: str) -> DemoTenants:
-    """Creates all tenants of the cast, with a key each that may use `model`, and the visitor."""
-
     async def act(admin: Admin) -> DemoTenants:
         keys, ids = {}, {}
         wanted = [TenantCreate(name=one.name, weight=one.weight, tier=one.tier) for one in CAST]
@@ -64,8 +62,6 @@ async def set_stage(data_dir: Path, model: str) -> DemoTenants:
 
 
 async def set_limits(data_dir: Path, planned_tokens: Mapping[str, int]) -> None:
-    """The cast's limits, as shares of what each tenant is about to ask for."""
-
     async def act(admin: Admin) -> None:
         for tenant in CAST:
             if tenant.limit is None:

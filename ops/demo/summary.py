@@ -32,7 +32,6 @@ def report_page(report: Mapping[str, Any]) -> str:
 
 
 def _charts(report: Mapping[str, Any]) -> list[Chart]:
-    """Service over the fair share by tenant, and how many waits stayed under the told p90."""
     shares = [
         Bar(f"{row['tenant']}, {row['tier']}", row["share_of_ideal"], f"{row['share_of_ideal']:.2f}")
         for row in report["tenants"]
@@ -50,7 +49,6 @@ def _charts(report: Mapping[str, Any]) -> list[Chart]:
 
 
 def summary_parts(report: Mapping[str, Any]) -> list[Table | Text]:
-    """The paragraphs and tables of the report, in order."""
     trace, requests = report["trace"], report["requests"]
     capacity, audit = report["capacity"], report["audit"]
     parts: list[Table | Text] = [

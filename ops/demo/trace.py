@@ -49,7 +49,6 @@ def load_slice() -> list[TraceRequest]:
 
 
 def scale_lengths(requests: Sequence[TraceRequest], factor: float) -> list[TraceRequest]:
-    """Lengths times `factor`, within what the demo's model can do."""
     return [
         replace(
             request,

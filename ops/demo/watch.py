@@ -137,7 +137,6 @@ class DemoSampler:
         }
 
     def _shares(self, service: Mapping[str, float]) -> dict[str, float | None]:
-        """Of its tier's service, by tenant."""
         totals: dict[str, float] = defaultdict(float)
         for item in self._cast:
             totals[item.tier] += service.get(item.name, 0.0)

@@ -46,8 +46,7 @@ def window(seconds: int) -> str:
 
 
 def rules(least_misses: int, checkpoint_s: float) -> dict[str, Any]:
-    """The rule file's content; `least_misses` in an alert's long window make it fire. `checkpoint_s`: setting
-    audit.checkpoint_every."""
+    """`least_misses` in an alert's long window make it fire. `checkpoint_s`: audit.checkpoint_every."""
     windows = sorted({seconds for alert in ALERTS for seconds in (alert.short_s, alert.long_s)})
     recorded = [
         {
@@ -74,7 +73,7 @@ def as_yaml(content: dict[str, Any]) -> str:
 
 
 def out_of_date(path: Path, expected: str) -> str:
-    """What is wrong with a rule file that should have this content; empty: nothing."""
+    """The difference of a rule file from its expected content; empty: none."""
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

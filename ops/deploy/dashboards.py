@@ -39,7 +39,6 @@ def as_text(name: str) -> str:
 
 
 def expression(query: str) -> str:
-    """The query as Grafana sends it but for its variables."""
     with_job = re.sub(r"<([^>]*)>", lambda found: f"{{{JOB}{',' * bool(found[1])}{found[1]}}}", query)
     return with_job.replace("[R]", "[$__rate_interval]")
 

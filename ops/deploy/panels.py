@@ -19,7 +19,6 @@ class Panel:
 
 
 def quantiles(metric: str, by: str, *wanted: float) -> dict[str, str]:
-    """Quantiles of a histogram over the rate interval, by one label."""
     rate = f"sum by (le, {by}) (rate({metric}_bucket<>[R]))"
     return {f"p{q * 100:g} {{{{{by}}}}}": f"histogram_quantile({q:g}, {rate})" for q in wanted}
 

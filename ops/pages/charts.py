@@ -1,4 +1,4 @@
-"""Charts of reports: what they show, and where each part of the picture lies. Pure.
+"""Charts of reports: data, and the place of each part of the picture. Pure.
 
 Drawn by `line_chart` and `bar_chart` of the console's `svg.html`, in its colours.
 """
@@ -47,7 +47,7 @@ class LineChart:
     y_most: float | None = None
     """Where the y axis ends; None: at the most of the points."""
     has_diagonal: bool = False
-    """The line where y is x."""
+    """The line y = x."""
 
 
 @dataclass(frozen=True)

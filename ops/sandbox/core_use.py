@@ -26,7 +26,7 @@ class CoreUse:
 
 
 def core_use(pid: int, at_s: float) -> CoreUse | None:
-    """None where it is not known."""
+    """None where the system does not count it."""
     try:
         ran_ns, waited_ns, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):
@@ -35,15 +35,13 @@ def core_use(pid: int, at_s: float) -> CoreUse | None:
 
 
 async def watch_core_use(pid: int, uses: list[CoreUse]) -> None:
-    """Adds a reading every `EVERY_S`, until it is cancelled."""
     while (use := core_use(pid, time.monotonic())) is not None:
         uses.append(use)
         await asyncio.sleep(EVERY_S)
 
 
 def longest_waited_share(uses: Sequence[CoreUse], window_s: float = WINDOW_S) -> float | None:
-    """Of the time in which a core was wanted, the part that was waited for one, in the worst window of about
-    `window_s`. None: nothing is known."""
+    """Waited over wanted time of a core, in the worst window of about `window_s`; None: not known."""
     worst: float | None = None
     first = 0
     for last, use in enumerate(uses):

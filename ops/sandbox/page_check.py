@@ -27,9 +27,8 @@ Group = TypeVar("Group", str, int)
 Shown = dict[str, int | None]
 """Amounts by what the ledger calls them, as a page shows them; None: it shows no number."""
 CALLED = {name: name for name in NAMES} | {"Cost": "Charged"}
-"""What pages call an amount, with its name here."""
+"""Names of an amount on pages, with its name here."""
 FIGURES = ("Requests", "Input tokens", "Output tokens", "Charged")
-"""What every page and table about usage tells, at least."""
 MEASURES = {
     "charged": ("Charged", 10**9),
     "requests": ("Requests", 1),
@@ -37,14 +36,14 @@ MEASURES = {
     "output": ("Output tokens", 1),
     "device": ("Device time", 1_000),
 }
-"""What the page of usage draws over time, and how many of the ledger's units one of the chart's has."""
+"""Charts over time on the page of usage, and how many of the ledger's units one of the chart's has."""
 OVERVIEW_S = 25.0
 """Longer than the overview keeps what it has read of the database."""
 
 
 @dataclass(frozen=True)
 class LedgerBooks:
-    """The rows that charge, and who their ids are."""
+    """The rows that charge, and ids by names."""
 
     rows: Sequence[Mapping[str, Any]]
     tenants: Mapping[str, str]
@@ -53,7 +52,7 @@ class LedgerBooks:
     """Ids by tenant id and name."""
 
     def by(self, column: str, **of: str) -> dict[str, Amounts]:
-        """Sums by a column, of the rows with these values; no group of nothing but zeros."""
+        """Sums by a column, of the rows with these values; groups of zeros alone are left out."""
         return _summed((row[column], row) for row in self.rows if _has(row, of))
 
     def by_day(self) -> dict[int, Amounts]:
@@ -61,7 +60,6 @@ class LedgerBooks:
         return _summed((row["at_us"] // DAY_US * DAY_US // 1_000_000, row) for row in self.rows)
 
     def total(self, **of: str) -> Amounts:
-        """Of the rows with these values."""
         return _summed((0, row) for row in self.rows if _has(row, of)).get(0, dict.fromkeys(NAMES, 0))
 
 
@@ -107,9 +105,7 @@ def _ledger_amounts(row: Mapping[str, Any]) -> tuple[int, ...]:
 @dataclass(frozen=True)
 class PageSums:
     pages: int
-    """How many different ones were read."""
     differences: list[str]
-    """Some examples."""
 
 
 async def page_sums(
@@ -162,14 +158,13 @@ class _Check:
             await self._tenant(self._books.tenants[name], listed[name])
 
     async def overview(self) -> None:
-        """What was charged today. It keeps what it read of the database for some seconds."""
+        """Today's charges. The page keeps what it read of the database for some seconds."""
         page = await self._reader.get("/console/overview")
         today_s = int(time.time()) // (DAY_US // 1_000_000) * (DAY_US // 1_000_000)
         charged = self._books.by_day().get(today_s, {}).get("Charged", 0)
         self._same(page.path, "charged today", page.figures["Charged today"].amount, charged)
 
     async def _usage(self) -> None:
-        """By every group, and by the day."""
         total, days = self._books.total(), self._books.by_day()
         for group, column in GROUPS.items():
             path = f"/console/usage?group={group}"
@@ -184,7 +179,6 @@ class _Check:
             self._over_time(await self._reader.get(f"/console/usage?group=&show={measure}"), measure, days)
 
     async def _tenant(self, tenant_id: str, path: str) -> None:
-        """A tenant's page, those of its keys, and what its page of projects leads to."""
         page, books = await self._reader.get(path), self._books
         self._figures(page, books.total(tenant_id=tenant_id))
         for table, group, column in (("Usage by key", "key", "key_id"), ("Usage by model", "model", "model")):
@@ -201,7 +195,6 @@ class _Check:
                 self._figures(usage, books.total(project_id=books.projects[tenant_id, name]))
 
     def _over_time(self, page: ConsolePage, measure: str, days: Mapping[int, Amounts]) -> None:
-        """The table by the day; its values are exact, in the chart's unit."""
         name, units = MEASURES[measure]
         shown = {
             int(cells[0].exact): sum(int(Decimal(cell.exact) * units) for cell in cells[1:])
@@ -219,7 +212,7 @@ class _Check:
         self._same(page.path, "figures", shown, {name: expected[name] for name in {*shown, *FIGURES}})
 
     def _groups(self, path: str, shown: Mapping[str, Shown], expected: Mapping[str, Amounts]) -> None:
-        """Rows of a table: all groups of the ledger, and no other."""
+        """A table has a row for each group of the ledger, and no other."""
         for group in sorted({*shown, *expected}):
             row = shown.get(group, {})
             sums = expected.get(group, dict.fromkeys(NAMES, 0))

@@ -23,33 +23,28 @@ class PageCell:
 
     @property
     def amount(self) -> int | None:
-        """The whole number that it shows; None: it shows none."""
+        """Its whole number; None: it shows none."""
         digits = self.exact or self.text.replace(",", "")
         return int(digits) if digits.removeprefix("-").isdecimal() else None
 
     def of_link(self, name: str) -> str:
-        """A value of the query of its link."""
         return parse_qs(urlsplit(self.link).query).get(name, [""])[0]
 
 
 @dataclass
 class ConsolePage:
-    """What stands on a page."""
+    """The content of a page; figures, tables and links by their names."""
 
     path: str
     figures: dict[str, PageCell] = field(default_factory=dict)
-    """By their names."""
     tables: dict[str, list[list[PageCell]]] = field(default_factory=dict)
-    """Rows by the table's name."""
     heads: dict[str, list[str]] = field(default_factory=dict)
-    """Of the columns, by the table's name."""
+    """Heads of the columns, by the table's name."""
     links: dict[str, str] = field(default_factory=dict)
-    """By what they are called."""
     form_token: str = ""
-    """Of the last form."""
 
     def rows(self, table: str) -> list[dict[str, PageCell]]:
-        """A table's rows, by the heads of its columns; a table that is not there has none."""
+        """A table's rows by column head; none for a missing table."""
         heads = self.heads.get(table, [])
         return [dict(zip(heads, row, strict=True)) for row in self.tables.get(table, [])]
 
@@ -62,7 +57,6 @@ class _Parser(HTMLParser):
         self._into: PageCell | None = None
         """The cell, head, figure or link whose text is read."""
         self._until = ""
-        """The end tag that ends it."""
         self._figure = ""
         self._link: PageCell | None = None
         self._link_name = ""
@@ -150,8 +144,7 @@ class PageReader:
 async def logged_in_reader(
     operator: httpx.AsyncClient, visitor: httpx.AsyncClient
 ) -> AsyncIterator[PageReader]:
-    """Makes an auditor and logs in as them. `operator`: with the admin scopes; `visitor`: without a key, at
-    the same server. Raises `httpx.HTTPError`."""
+    """Makes an auditor with `operator`, logs in as them with `visitor` (no key). Raises `httpx.HTTPError`."""
     body = {"name": f"reads-pages-{secrets.token_hex(8)}", "role": "auditor"}
     made = (await operator.post("/admin/v1/people", json=body)).raise_for_status().json()
     link, reader = urlsplit(made["link"]), PageReader(visitor)

@@ -1,7 +1,7 @@
 """Runs a private Fairgate server for a program (demo, benchmarks).
 
-A real `fairgate serve` process on a free port, with its own data directory. It is in a session of its own,
-so that Ctrl-C reaches only the program that started it, which then ends the server in order.
+A real `fairgate serve` on a free port, with its own data directory and process group: Ctrl-C reaches only the
+program that started it, which then ends the server in order.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LocalServer:
 async def local_server(
     data_dir: Path, *, arguments: Sequence[str] = (), port: int = 0
 ) -> AsyncIterator[LocalServer]:
-    """Starts a server and ends it, with its engine, on the way out. Raises `ServerFailed`."""
+    """Runs a server, with its engine, in the block. Raises `ServerFailed`."""
     datadir.ensure(data_dir)
     log_path = data_dir / "serve.log"
     command = [sys.executable, "-P", "-m", "ops.cli.main", "serve", "--json", "--port", str(port)]
@@ -97,7 +97,7 @@ async def local_server(
 
 
 async def until(condition: Callable[[], Any], within_s: float) -> bool:
-    """Polls `condition`, which other processes change; False when it does not hold within `within_s`."""
+    """Polls `condition`, which other processes change; returns whether it held within `within_s`."""
     end_s = time.monotonic() + within_s
     while not await condition():
         if time.monotonic() > end_s:

@@ -1,10 +1,8 @@
 """Private PostgreSQL and Redis servers for a program.
 
 Started on free ports: from binaries on PATH (Debian's /usr/lib/postgresql/*/bin included), else from the
-wheels of the test extra. PostgreSQL refuses to run as root, so root starts it as `nobody`.
-
-They write below a temporary directory, and are killed when the thread that started them ends: start them
-from the main thread.
+wheels of the test extra. PostgreSQL refuses to run as root, so root starts it as `nobody`. They write below a
+temporary directory, and die with the thread that started them: start them from the main thread.
 """
 
 from __future__ import annotations
@@ -92,8 +90,7 @@ class Service:
         """SIGKILL to it and all its children; returns when they are gone."""
         if self.process is None or self.process.poll() is not None:
             return
-        # PostgreSQL's children have sessions of their own, and hold its shared memory until they end: before
-        # that it cannot be started again.
+        # PostgreSQL cannot restart before its children end: they have own sessions, and hold its memory.
         children = _children(self.process.pid)
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -120,9 +117,6 @@ class Service:
         return True
 
 
-# ---------------------------------------------------------------- PostgreSQL
-
-
 def postgres_binaries(*, path: str | None = None, system: Path = Path("/usr/lib/postgresql")) -> list[Path]:
     """Directories with `initdb` and a `postgres` that is new enough, best first."""
     candidates: list[Path] = []
@@ -142,8 +136,7 @@ def postgres_binaries(*, path: str | None = None, system: Path = Path("/usr/lib/
 
 
 def start_postgres(binaries: Path | None = None, *, is_durable: bool = False) -> Service:
-    """A private, empty PostgreSQL, stopped when this process ends. Unless it `is_durable`, it does not wait
-    for the disk. Raises `NoServer`."""
+    """An empty PostgreSQL that ends with this process. `is_durable`: fsync is on. Raises `NoServer`."""
     if binaries is None:
         binaries = next(iter(postgres_binaries()), None)
     if binaries is None:
@@ -199,9 +192,6 @@ def _postgres_answers(url: str) -> bool:
     return True
 
 
-# ---------------------------------------------------------------- Redis
-
-
 def redis_binaries(*, path: str | None = None) -> list[Path]:
     """Every `redis-server` that is new enough, best first."""
     candidates = [Path(found)] if (found := shutil.which("redis-server", path=path)) else []
@@ -212,8 +202,7 @@ def redis_binaries(*, path: str | None = None) -> list[Path]:
 
 
 def start_redis(binary: Path | None = None, *, cluster: bool = False) -> Service:
-    """A private, empty Redis without persistence, stopped when this process ends. `cluster`: in cluster mode,
-    one node with all slots."""
+    """An empty Redis without persistence that ends with this process. `cluster`: one node with all slots."""
     if binary is None:
         binary = next(iter(redis_binaries()), None)
     if binary is None:
@@ -254,11 +243,8 @@ def _cluster_answers(url: str) -> bool:
         return bool(info["cluster_state"] == "ok")
 
 
-# ---------------------------------------------------------------- common
-
-
 def _children(pid: int) -> list[int]:
-    """A descriptor of each child, readable once it has ended. Empty where the system lists no children."""
+    """A descriptor of each child, readable once it has ended; none on systems that list no children."""
     try:
         pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
@@ -307,8 +293,7 @@ def _is_reachable(binaries: Path, user: tuple[int, int]) -> bool:
 
 
 def _copied(binaries: Path, target: Path) -> Path:
-    """A copy that every user may run, for a checkout below root's home. A wheel finds its libraries relative
-    to the binaries, in a directory beside its package."""
+    """A copy, with a wheel's libraries, that every user may run, for a checkout below root's home."""
     package = binaries.parents[1]
     shutil.copytree(binaries.parent, target / package.name / binaries.parent.name, symlinks=True)
     libraries = package.with_name(package.name + ".libs")

@@ -1,7 +1,6 @@
-"""Figures of token-fair decoding, from a server's log of steps.
+"""Figures of token-fair decoding, from a server's log of steps: `GET /admin/v1/policy?steps=N`. Pure.
 
-Pure: the steps are those of `GET /admin/v1/policy?steps=N`, each a mapping with the fields of
-`engine.messages.StepRecord`.
+Each step is a mapping with the fields of `engine.messages.StepRecord`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Step = Mapping[str, Any]
 
 
 def merged(known: Sequence[Step], read: Iterable[Step]) -> list[Step]:
-    """Steps read twice once, in order."""
+    """In order, with steps read twice kept once."""
     by_number = {step["step"]: step for step in (*known, *read)}
     return [by_number[number] for number in sorted(by_number)]
 
@@ -35,9 +34,8 @@ def after_prompts(steps: Sequence[Step], settle_steps: int) -> list[Step]:
 def worst_ratio(
     steps: Sequence[Step], light: str, heavy: str, wanted: float | Sequence[tuple[float, float]], window: int
 ) -> float:
-    """Over all windows of `window` steps, the largest relative deviation of heavy / light decode tokens from
-    `wanted`: a ratio, or each step's light and heavy tokens. Raises ValueError for fewer steps than a
-    window."""
+    """Largest relative deviation of heavy / light decode tokens from `wanted` (a ratio, or each step's light
+    and heavy tokens) in any window of `window` steps. Raises ValueError for fewer steps."""
     if len(steps) < window:
         raise ValueError(f"{len(steps)} steps are fewer than a window of {window}")
     sums = {
@@ -57,25 +55,20 @@ def worst_ratio(
 
 
 def max_min(steps: Sequence[Step], streams: int, weight: float) -> list[tuple[float, float]]:
-    """Each step's tokens of two tenants of weights 1 and `weight`, `streams` each, by max-min sharing of its
-    slots."""
+    """Each step's tokens of two tenants of weights 1 and `weight`, `streams` each, by max-min sharing."""
     return [fair_pair(streams, streams, weight, min(step["slots"], 2 * streams)) for step in steps]
 
 
 def longest_gap(steps: Sequence[Step], tenant: str) -> int:
-    """The most steps that a running sequence of the tenant went without a token."""
     return max((step["longest_gap_steps"].get(tenant, 0) for step in steps), default=0)
 
 
 def most_rounds(sequences: int, slots: int, weight: float, weights: float) -> int:
-    """Steps in which every sequence of a tenant has had a turn: its part of the slots goes round, and one
-    step more, for parts that are no whole number."""
+    """Steps in which every sequence of a tenant has had a turn; one more, for slots that do not divide."""
     return -(-sequences * round(1000 * weights) // round(1000 * slots * weight)) + 1
 
 
 def both_work(steps: Sequence[Step], one: str, other: str) -> list[Step]:
-    """Steps in which both tenants had tokens to compute."""
-
     def works(step: Step, tenant: str) -> bool:
         return any(step[field].get(tenant) for field in ("decodes", "prompts", "waiting_prompt_tokens"))
 

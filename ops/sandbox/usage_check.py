@@ -1,4 +1,4 @@
-"""Compares what the admin API says of usage with the ledger, from outside.
+"""Compares the admin API's usage with the ledger, from outside.
 
 The ledger is read by SQL of its own, grouped here: none of the gateway's sums is trusted.
 """
@@ -21,11 +21,10 @@ GROUPS = {
     "model": "model",
     "tier": "tier",
 }
-"""By each of these, and by the day."""
 AMOUNTS = ("requests", "input_tokens", "output_tokens", "cost_nanousd", "credit_nanousd", "gpu_ms")
 DAY_US = 86_400_000_000
 LOOKS = 3
-"""Requests may settle between the reads of both: what differs is looked at again."""
+"""Requests may settle between the two reads: differences are read again."""
 MAX_EXAMPLES = 5
 
 Sums = dict[tuple[str, str], list[int]]
@@ -59,7 +58,6 @@ async def usage_differences(client: httpx.AsyncClient, database_url: str) -> lis
 
 
 def charges(connection: Connection) -> list[dict[str, Any]]:
-    """The rows of the ledger that charge."""
     query = "SELECT * FROM ledger WHERE kind IN ('settle', 'credit', 'adjust')"
     return [dict(row) for row in connection.execute(text(query)).mappings()]
 

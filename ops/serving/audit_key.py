@@ -19,18 +19,18 @@ from tenants.errors import AuditDamaged, Invalid
 
 AUDIT_KEY_FILE = "audit-key"
 NEXT_KEY_FILE = "audit-key.next-{}"
-"""A new key before the log is signed with it, by the id of the key."""
+"""A new key, by its id, before the log is signed with it."""
 
 log = logging.getLogger("fairgate.serve")
 
 
 def read(data_dir: Path) -> SigningKey | None:
-    """The key that the audit is signed with; None: there is none here. Raises `DataDirRefused`."""
+    """The key that the audit is signed with; None: no file. Raises `DataDirRefused`."""
     return _read(data_dir / AUDIT_KEY_FILE)
 
 
 def read_again(data_dir: Path) -> SigningKey | None:
-    """The same while a gateway runs; a file that cannot be read is none."""
+    """As `read`, while a gateway runs; None for an unreadable file."""
     try:
         return read(data_dir)
     except DataDirRefused as error:
@@ -53,15 +53,13 @@ def _read(path: Path) -> SigningKey | None:
 
 
 async def own(data_dir: Path, audit: AuditLog) -> SigningKey | None:
-    """The key that this gateway signs the audit with: the file's, or a new one where the log has none yet.
-    None: others sign. Raises `DataDirRefused`."""
+    """The file's key, or a new one where the log has none; None: others sign. Raises `DataDirRefused`."""
     known = await audit.public_key()
     _finish_change(data_dir, known)
     path, key = data_dir / AUDIT_KEY_FILE, read(data_dir)
     if key is None and known is None:
         made = SigningKey(f"fairgate-audit/{secrets.token_hex(8)}", secrets.token_bytes(32))
-        # Before the database hears of it: a key that it has noted and that is written nowhere would sign
-        # nothing.
+        # Before the database notes it: a key noted there and written nowhere could sign nothing.
         private_file(path, made.to_secret_text())
         known = await audit.register(made.public)
         if known == made.public:
@@ -81,8 +79,8 @@ async def own(data_dir: Path, audit: AuditLog) -> SigningKey | None:
 
 
 async def change(data_dir: Path, actor: str, origin: str, audit: AuditLog) -> StoredCheckpoint:
-    """Signs the log with a new key from now on, which replaces the one in the file; returns the checkpoint
-    that both sign. `audit` has the old key. Raises `DataDirRefused`, `Invalid`, `AuditDamaged`."""
+    """Signs the log with a new key from now on, and puts it into the file; returns the checkpoint that both
+    keys sign. `audit` has the old key. Raises `DataDirRefused`, `Invalid`, `AuditDamaged`."""
     _finish_change(data_dir, await audit.public_key())
     old = read(data_dir)
     if old is None:

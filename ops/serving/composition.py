@@ -1,7 +1,4 @@
-"""Composition root: the only place that chooses the implementation of each part.
-
-Parts of a serving process are built in the order in which they need one another and closed in reverse.
-"""
+"""Composition root: the only place that chooses the implementation of each part."""
 
 from __future__ import annotations
 
@@ -113,8 +110,7 @@ def engine_options(settings: Settings) -> EngineOptions:
 
 
 def spans_to(settings: Settings) -> SpanTarget | None:
-    """Where spans go; None: nowhere. Raises `Invalid` for an impossible setting, not for environment
-    variables, which may be meant for other programs."""
+    """None: nowhere. Raises `Invalid` for a setting, not for variables, which may be for other programs."""
     try:
         target = span_target(settings.telemetry, os.environ)
         if target is not None:
@@ -149,8 +145,7 @@ def _no_traces(settings: Settings, why: Exception) -> None:
 
 
 def with_template(settings: Settings) -> Settings:
-    """The settings with what their template sets. Raises `Invalid` where they do not go together, or where
-    the model does not state its length."""
+    """The settings with their template's. Raises `Invalid` for a conflict or a model of unknown length."""
     if not settings.policy.template or not settings.engine.serve:
         return settings
     try:
@@ -167,8 +162,7 @@ def with_template(settings: Settings) -> Settings:
 
 
 def policy_options(settings: Settings) -> PolicyOptions:
-    """Options of the policy, with the batch-or-wait table of the settings. Raises `Invalid` for an unusable
-    or missing table."""
+    """The policy's options, with the batch-or-wait table. Raises `Invalid` for a bad or missing table."""
     settings = with_template(settings)
     try:
         options = with_table(settings.policy.options)
@@ -196,8 +190,7 @@ def gateway_config(settings: Settings) -> GatewayConfig:
 
 
 def sharing_of(settings: Settings, gateway_id: str) -> QueueSharing | None:
-    """What the gateway needs to share its queues; None: it does not. Raises `Invalid` for a policy whose
-    order cannot be shared."""
+    """The gateway's part in shared queues; None: not shared. Raises `Invalid` for an order that cannot be."""
     names = {upstream.name: f"{upstream.url} {upstream.model}" for upstream in settings.upstreams}
     if settings.engine.serve and settings.engine.address:
         names[engine_options(settings).engine_id] = settings.engine.address
@@ -211,7 +204,7 @@ def sharing_of(settings: Settings, gateway_id: str) -> QueueSharing | None:
 
 
 def peer_requests_of(settings: Settings) -> PeerRequests | None:
-    """Asks other gateways about their requests; None: without Redis they cannot be asked."""
+    """Asks other gateways about their requests; None: not possible without Redis."""
     if not settings.redis_url:
         return None
     # Only here, because Redis is an extra.
@@ -223,8 +216,7 @@ def peer_requests_of(settings: Settings) -> PeerRequests | None:
 async def open_quota_store(
     settings: Settings, closing: contextlib.AsyncExitStack, sharing: QueueSharing | None = None
 ) -> QuotaStore:
-    """In-process, or Redis where a URL is given; messages of shared queues travel with its own. Raises
-    `QuotaStoreUnavailable`."""
+    """In-process, or Redis, which also carries shared queues' messages. Raises `QuotaStoreUnavailable`."""
     most_users = settings.gateway.max_end_users
     if not settings.redis_url:
         return MemoryQuotaStore(max_end_users=most_users)
@@ -295,7 +287,7 @@ async def open_engine(
 
 
 def engine_sampling(settings: Settings) -> SamplingParams:
-    """How our own engine samples a request that says nothing. Raises `Invalid`."""
+    """Sampling defaults of our own engine. Raises `Invalid`."""
     if settings.gateway.sampling_defaults == "openai":
         return OPENAI_DEFAULTS
     defaults = model_defaults(settings.model)
@@ -305,7 +297,7 @@ def engine_sampling(settings: Settings) -> SamplingParams:
 
 
 async def open_upstreams(servers: Sequence[OpenAIUpstream], closing: contextlib.AsyncExitStack) -> None:
-    """Probes every server once; those that do not answer join when they do."""
+    """Probes every server once; a silent one joins when it answers."""
     for server in servers:
         closing.push_async_callback(server.close)
     await asyncio.gather(*(server.start() for server in servers))
@@ -313,10 +305,8 @@ async def open_upstreams(servers: Sequence[OpenAIUpstream], closing: contextlib.
 
 @contextlib.asynccontextmanager
 async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
-    """Builds everything and closes it again. The database must have its schema.
-
-    Raises what the parts raise: `TenancyError`, `QuotaStoreUnavailable`, `TokenizerMissing`, `OSError`.
-    """
+    """Builds everything and closes it again; the database must have its schema. Raises `TenancyError`,
+    `QuotaStoreUnavailable`, `TokenizerMissing`, `OSError`."""
     Catalogue(settings.pool_names, settings.aliases)  # an alias of no model stops the start
     async with contextlib.AsyncExitStack() as closing:
         database = open_database(settings.resolved_database_url)
@@ -334,7 +324,7 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
         closing.push_async_callback(directory.close)
         gateway_id = datadir.gateway_id(settings.data_dir)
         instance = Instance(secrets.token_hex(8), datadir.runs_in(settings.data_dir))
-        # Before an engine or a queue hears of this process: to them it would be the other one.
+        # Before an engine or a queue sees this process: they would take it for the other one.
         await identity.claim(
             GatewayRegistry(database), gateway_id, instance, settings.gateway.beat_s, clock=time.monotonic
         )

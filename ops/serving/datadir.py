@@ -1,8 +1,6 @@
-"""Files of the data directory, and their locks.
+"""Files of the data directory and their locks.
 
-Layout: `fairgate.db`, `pepper`, `audit-key` (`audit_key.py`), `gateway-id`, `serve.lock` (held by the gateway
-that runs on it), `run/server.json` (how the command line finds a running server), `owner-key` (where the
-first start could not show it), `engine-*` (the engine's own). The directory is readable by its owner only.
+The layout is in `docs/operating.md`. Only the owner can read it; a running gateway holds `serve.lock`.
 """
 
 from __future__ import annotations

@@ -157,7 +157,6 @@ async def _database(settings: Settings) -> Finding:
 
 
 async def _identity(settings: Settings) -> Finding:
-    """Whether another process serves under the id of this data directory's gateway."""
     if not (settings.data_dir / "gateway-id").exists():
         return Finding("identity", True, "none yet: the first start makes one")
     gateway_id = datadir.gateway_id(settings.data_dir)
@@ -208,7 +207,6 @@ async def _pepper(settings: Settings) -> Finding:
 
 
 async def _audit(settings: Settings) -> Finding:
-    """Whether the key is kept from others, and the rows are signed in time."""
     name, path = "audit", settings.data_dir / audit_key.AUDIT_KEY_FILE
     if path.exists() and (mode := path.stat().st_mode & 0o777) & 0o077:
         advice = f"chmod 600 {path}, and `fairgate audit key rotate`: others may have read it"
@@ -242,7 +240,7 @@ async def _audit(settings: Settings) -> Finding:
 
 
 def late_signature(oldest_us: int | None, now_s: float, every_s: float) -> float | None:
-    """For how many seconds the oldest unsigned row has waited; None: not longer than it may."""
+    """Seconds for which the oldest unsigned row has waited; None: no longer than it may."""
     if oldest_us is None:
         return None
     waited_s = now_s - oldest_us / 1e6
@@ -250,8 +248,8 @@ def late_signature(oldest_us: int | None, now_s: float, every_s: float) -> float
 
 
 def open_redis(url: str) -> str | None:
-    """Why a Redis can be used by others than the gateways; None: it wants a password, or is on this machine
-    only (loopback, or a socket in a directory that is closed to other users)."""
+    """Why others than the gateways can use a Redis; None: it has a password, or is on this machine only
+    (loopback, or a socket in a directory that is closed to other users)."""
     parts = urlsplit(url)
     if parts.password:
         return None
@@ -307,7 +305,7 @@ async def _redis(settings: Settings) -> Finding:
 
 
 async def _eviction_policy(url: str) -> str | None:
-    """What Redis drops where memory is short, by INFO (managed ones refuse CONFIG); None: it does not say."""
+    """Redis's eviction policy by INFO (managed ones refuse CONFIG); None: not stated."""
     from redis.asyncio import Redis
     from redis.exceptions import RedisError
 
@@ -365,7 +363,7 @@ async def _engine(settings: Settings) -> Finding:
 
 
 async def _other_servers(settings: Settings) -> Finding:
-    """What the running gateway says of them: `fairgate model check` asks the servers themselves."""
+    """The running gateway's view of them: `fairgate model check` asks the servers themselves."""
     name = "other servers"
     if not settings.upstreams:
         return Finding(name, True, "none: the setting upstreams names none")
@@ -398,7 +396,7 @@ async def _other_servers(settings: Settings) -> Finding:
 
 
 async def _collector(settings: Settings) -> Finding:
-    """Whether the collector of spans takes an export without any, with the headers of this environment."""
+    """Whether the collector takes an empty export, with the headers of this environment."""
     name, advice = "collector", "start it, or correct telemetry.otlp (FAIRGATE_TELEMETRY_OTLP)"
     try:
         target = span_target(settings.telemetry, os.environ)
@@ -420,7 +418,6 @@ async def _collector(settings: Settings) -> Finding:
 
 
 async def _sizes(settings: Settings) -> Finding:
-    """Sizes that an engine would have if it were started now, and why."""
     if not settings.engine.serve:
         return Finding("sizes", True, "none: there is no engine of our own (engine.serve=no)")
     if settings.engine.address:
@@ -459,7 +456,6 @@ def _engine_log(settings: Settings) -> Path:
 
 
 async def _speed(settings: Settings) -> Finding:
-    """Fast paths that an engine would take here with this model, probed on random weights of its shapes."""
     if not settings.engine.serve:
         return Finding("speed", True, "not probed: there is no engine of our own (engine.serve=no)")
     if missing_packages():
@@ -488,7 +484,7 @@ async def _clock(settings: Settings) -> Finding:
 
 
 def clock_skew_s(before_s: float, theirs_s: float, after_s: float) -> float:
-    """How far another clock is off, that was read between two looks at ours: at least so much."""
+    """Least offset of another clock, which was read between two readings of ours."""
     return max(0.0, before_s - theirs_s, theirs_s - after_s)
 
 

@@ -1,8 +1,4 @@
-"""Models named by their id on the Hugging Face hub: found in the local cache, else downloaded.
-
-Only what is served from is fetched: safetensors, tokenizer, configuration, chat template. huggingface_hub
-reads the standard environment variables (HF_HOME, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT, proxies).
-"""
+"""Models named by their id on the Hugging Face hub: found in the local cache, else downloaded."""
 
 from __future__ import annotations
 
@@ -30,8 +26,8 @@ class ModelMissing(Exception):
 
 
 def with_local_model(settings: Settings, *, download: bool = True, cache_dir: Path | None = None) -> Settings:
-    """The settings with a local directory for a model that is named by its id, which stays its name in the
-    API. A complete copy in the cache is taken without asking the hub. Raises `ModelMissing`."""
+    """The settings with a local directory for a model named by its id, which stays its name in the API. A
+    complete copy in the cache is used without asking the hub. Raises `ModelMissing`."""
     if not settings.engine.serve or not is_hub_id(settings.model):
         return settings
     directory = local_model(str(settings.model), settings.revision, download=download, cache_dir=cache_dir)
@@ -73,7 +69,7 @@ def local_model(model_id: str, revision: str, *, download: bool, cache_dir: Path
 
 
 def missing_file(model_dir: Path) -> str | None:
-    """A file without which the directory cannot be served; None: all are there."""
+    """The first file that is missing for serving the directory; None: all are there."""
     for name in ("config.json", "tokenizer.json"):
         if not (model_dir / name).is_file():
             return name

@@ -33,8 +33,8 @@ def admin_listening(settings: Settings) -> Iterator[socket.socket | None]:
 def listening(
     host: str, port: int, backlog: int, *, flags: tuple[str, str] = ("--host", "--port")
 ) -> Iterator[socket.socket]:
-    """The bound socket: taken before the model is loaded, so that a port in use costs no time. `flags`: what
-    sets its host and its port, for messages."""
+    """The bound socket: taken before the model is loaded, so that a port in use costs no time. `flags`: names
+    of the host's and the port's setting, for messages."""
     where = f"{host}:{port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(

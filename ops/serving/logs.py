@@ -1,7 +1,7 @@
 """The server's log: text for people or a JSON object a line, with the ids of the request that it belongs to.
 
-Only our own loggers go by `log_level`: what libraries say below a warning may hold what their callers gave
-them. No line has prompts, answers, keys or passwords, at any level.
+Only our own loggers follow `log_level`: libraries' messages below a warning may hold their callers' data. No
+line has prompts, answers, keys or passwords, at any level.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def open_log(level: str, log_format: LogFormat) -> None:
 
 
 def switch_debug(level: str) -> bool:
-    """Sets the level to debug, or back to `level` where it is; returns whether it is debug now."""
+    """Switches between debug and `level`; returns whether it is debug now."""
     ours = logging.getLogger(OURS)
     is_debug = ours.level != logging.DEBUG
     ours.setLevel(logging.DEBUG if is_debug else level.upper())

@@ -1,7 +1,4 @@
-"""How the process's open files are divided: clients' connections, and a reserve for everything else.
-
-A reserve for the database, Redis, the engine and other servers works however many clients connect.
-"""
+"""How the process's open files are divided: clients' connections, and a reserve for everything else."""
 
 from __future__ import annotations
 
@@ -29,8 +26,7 @@ ADMIN_CONNECTIONS = 64
 class OpenFiles:
     connections: ConnectionLimits
     backlog: int
-    """Connections that the kernel keeps until they are accepted; all are accepted before one can be refused,
-    so they are part of the reserve."""
+    """Connections that wait in the kernel; part of the reserve, as all are accepted before any is refused."""
 
     @property
     def admin_connections(self) -> ConnectionLimits:

@@ -1,8 +1,7 @@
 """Starts, runs and ends a Fairgate server.
 
-Whatever can be wrong is checked before the first request, and is one line and exit code 1. SIGTERM and SIGINT
-drain: no new connections, running requests end within the grace time; a second signal cuts them. SIGUSR1
-switches the log to debug and back; SIGUSR2 switches estimates off and on, to measure their cost.
+Everything is checked before the first request; a failure is one line and exit code 1. Signals are in
+`docs/operating.md`; a second SIGTERM or SIGINT cuts running requests.
 """
 
 from __future__ import annotations
@@ -123,13 +122,13 @@ def missing_packages() -> list[str]:
 
 
 def check_engine() -> None:
-    """Raises `StartFailed` when the engine cannot run for lack of packages."""
+    """Raises `StartFailed` where packages of the engine are missing."""
     if missing := missing_packages():
         raise StartFailed(f"the engine needs {', '.join(missing)}: pip install 'fairgate[engine]'")
 
 
 def check_model(model: Path) -> None:
-    """Raises `StartFailed` for a directory that holds no model, before anything else is begun."""
+    """Raises `StartFailed` for a directory without a model, before anything else is begun."""
     if not model.is_dir():
         raise StartFailed(
             f"model {model} is not a directory; --model takes one in Hugging Face format, or the id of a"
@@ -192,7 +191,7 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Raises what the application's start raised, which uvicorn logs and exits for."""
+        """Raises the application's own error, which uvicorn would log and exit for."""
         uvicorn_log = logging.getLogger("uvicorn.error")
         uvicorn_log.disabled = True
         try:
@@ -254,7 +253,7 @@ async def _run(
             up.cancel()
             if not server.started:
                 await serving
-            # Not before everything works: a refused start leaves no new pepper, and the key is shown once.
+            # Only once everything works: a refused start leaves no new pepper, and the key is shown once.
             datadir.keep_pepper(settings, pepper)
             owner_key = await _owner_key(running.admin)
             set_up = await running.admin.make_set_up_link(FIRST_START)
@@ -274,7 +273,7 @@ async def _run(
                 server.force_exit = True  # running requests are cut: the other process settles them
         finally:
             datadir.remove_server_file(settings.data_dir)
-            # Streams of the console go on for hours: the drain would wait for them.
+            # Streams of the console last for hours: the drain would wait for them.
             running.app.state.live.end_streams()
             server.should_exit = True
             await serving
@@ -296,8 +295,8 @@ def _switch_debug(settings: Settings) -> None:
 
 
 def _tune_garbage_collector() -> None:
-    """Excludes what exists once the server is up from collections, which stop all requests, and makes them
-    rarer: what a request leaves is freed by reference counts."""
+    """Excludes what exists at the start from collections, which stop all requests, and makes them rarer:
+    what a request leaves is freed by reference counts."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER_OBJECTS, 20, 20)
@@ -322,7 +321,7 @@ class _Signals:
 
 
 async def _unless(stopping: asyncio.Event, work: Awaitable[T]) -> T:
-    """The result of `work`; `Stopped` when a signal comes first."""
+    """The result of `work`. Raises `Stopped` when a signal comes first."""
     task = asyncio.ensure_future(work)
     stop = asyncio.create_task(stopping.wait())
     try:

@@ -1,8 +1,7 @@
 """Supervises the engine process: adopts or starts it, and restarts it when it ends.
 
-The engine runs in a session of its own and outlives the gateway. A living engine (the holder of the lock)
-with the wanted options is adopted; else one is started. When it ends, the client is notified and a new one is
-started after a back-off, without end; `status` shows the state.
+The engine runs in its own session and outlives the gateway. A living engine (the holder of the lock) with the
+wanted options is adopted. When it ends, the client is notified, and it is restarted after a back-off.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from engine.process.server import MAX_SOCKET_PATH_BYTES
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 10.0
 STABLE_S = 30.0
-"""The back-off starts anew when an engine dies that ran this long."""
+"""An engine that ran this long resets the back-off when it dies."""
 HANG_S = 120.0
-"""An engine that served and then sent nothing for this time is killed, though its process lives."""
+"""An engine that served and then is silent for this time is killed."""
 STOP_S = 10.0
 POLL_S = 0.2
 MAX_LOG_BYTES = 4 * 2**20
@@ -53,7 +52,6 @@ class EnginePhase(StrEnum):
     RUNNING = "running"
     """The process lives; the client knows whether it serves."""
     BACKING_OFF = "backing_off"
-    """It died and will be started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +63,13 @@ class EngineStatus:
     failures: int
     """How often in a row it died without having run for `STABLE_S`."""
     last_error: str
-    """Why the last engine ended: its last line, where it had something to say."""
+    """Why the last engine ended: its last line, if any."""
     log_path: Path
 
 
 def engine_address(data_dir: Path, engine_id: str = "engine-0") -> str:
-    """Where the engine of this data directory listens.
-
-    A Unix socket in `<data_dir>/run`; where that path is too long, in a private directory under the system's
-    temporary one. The choice is kept in a file; the address of a living engine takes precedence.
-    """
+    """A Unix socket in `<data_dir>/run`, or, where that path is too long, in a private directory under the
+    system's temporary one. The choice is kept in a file; the address of a living engine takes precedence."""
     data_dir = data_dir.resolve()
     holder = find_holder(lock_path(data_dir, engine_id))
     if holder is not None:
@@ -146,8 +141,8 @@ class EngineSupervisor:
         )
 
     async def start(self) -> None:
-        """Adopts or starts the engine, and watches it from now on; one with other options ends first. Raises
-        `OSError` when the process or its log cannot be made. Call it before the client connects."""
+        """Adopts or starts the engine, and watches it; one with other options ends first. Raises `OSError`
+        when the process or its log cannot be made. Call it before the client connects."""
         if self._task is not None:
             raise RuntimeError("the supervisor was started already")
         self._ending.clear()
@@ -156,9 +151,8 @@ class EngineSupervisor:
         self._task = asyncio.create_task(self._supervise(), name=f"supervise {self._options.engine_id}")
 
     async def ready(self, timeout_s: float = 120.0) -> Ready:
-        """Connects the client and waits until the engine serves. Raises `EngineStartFailed` with the engine's
-        last line as soon as it dies once, `EngineUnavailable` after `timeout_s`; supervision goes on in both
-        cases."""
+        """Connects the client and waits until the engine serves. Raises `EngineStartFailed` with its last
+        line when it dies once, `EngineUnavailable` after `timeout_s`; supervision goes on in both cases."""
         self._failed.clear()
         connecting = asyncio.create_task(self._client.connect(timeout_s))
         failing = asyncio.create_task(self._failed.wait())
@@ -326,7 +320,7 @@ class _WatchedProcess:
             return _WatchedProcess(child.pid, child, log_path)
 
     async def ended(self, timeout_s: float) -> bool:
-        """Waits; whether the process has ended."""
+        """Waits; returns whether the process has ended."""
         await asyncio.wait({self._end}, timeout=timeout_s)
         return self._end.done()
 
@@ -341,7 +335,7 @@ class _WatchedProcess:
                 os.kill(self.pid, number)
 
     def why_ended(self) -> str:
-        """Why it ended, as far as known: its last line, unless a signal ended it."""
+        """Its last line, unless a signal ended it."""
         code = self._child.poll() if self._child is not None else None
         if code is not None and code < 0:
             return f"it was ended by {signal.Signals(-code).name}"
@@ -400,7 +394,7 @@ def _is_gone(pid: int, child: subprocess.Popen[bytes] | None) -> bool:
 
 
 def _is_private_directory(path: Path) -> bool:
-    """Only this user can have put a socket there."""
+    """Whether only this user can have put a socket there."""
     try:
         status = path.lstat()
     except OSError:

@@ -48,8 +48,7 @@ def upstream_of(
     threads: FairThreads | None = None,
     gateway_id: str = "",
 ) -> OpenAIUpstream:
-    """`cache_secret`: what tenants' cache salts are made with; None: a random one. `gateway_id`: what its
-    plug-in knows this gateway by. Raises `Invalid`."""
+    """`cache_secret` makes cache salts; None: random. `gateway_id` is for the plug-in. Raises `Invalid`."""
     count: Callable[[str], int] | None = None
     if isinstance(renderer, PromptRenderer):
         count = renderer.count
@@ -85,8 +84,7 @@ def pools_of(
     gateway_id: str = "",
 ) -> tuple[tuple[PoolSpec, ...], tuple[OpenAIUpstream, ...]]:
     """Every served model, our own engine's first, and the servers to start. Servers of a model with our
-    engine's name are further replicas of it, counted by its tokenizer. `cache_secret`, `gateway_id`: as in
-    `upstream_of`. Raises `Invalid`, `TokenizerMissing`."""
+    engine's name are its further replicas, counted by its tokenizer. Raises `Invalid`, `TokenizerMissing`."""
     specs: dict[str, PoolSpec] = {own.name: own} if own is not None else {}
     started: list[OpenAIUpstream] = []
     for name in dict.fromkeys(server.pool_name for server in servers):
@@ -112,7 +110,7 @@ def pools_of(
             isinstance(renderer, EstimatedRenderer),
             is_foreign=True,
             image_tokens=max(server.image_tokens for server in mine),
-            # Whichever replica gets it, it takes it.
+            # Any replica may get the request, so the smallest limit counts.
             max_body_bytes=min(server.max_body_bytes for server in mine),
             is_token_fair=all(replica.has_plugin for replica in replicas),
             sampling=earlier.sampling if earlier is not None else OPENAI_DEFAULTS,

@@ -1,5 +1,4 @@
-"""Asks another server for a few tokens: does it stop where told, do its counts match its text, and does its
-prefix cache keep tenants apart (`fairgate model check`)."""
+"""Checks another server's stops, token counts and prefix cache by short answers (`fairgate model check`)."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ FOREIGN = ("foreign", "malformed", "form", "time", "server", "replayed")
 
 
 def can(replica: Mapping[str, Any]) -> str:
-    """What a replica can do beyond plain text; `replica` as `Upstream.describe` and the status page have
-    it."""
+    """Capabilities beyond plain text; `replica` as `Upstream.describe` and the status page have it."""
     words = [word for word in replica.get("capabilities", ()) if word != "text"]
     known = ", ".join(words) or "plain text only"
     untried = "; not tried yet: " + ", ".join(replica["untried"]) if replica.get("untried") else ""
@@ -32,15 +30,14 @@ def can(replica: Mapping[str, Any]) -> str:
 
 
 def cannot(replica: Mapping[str, Any]) -> str:
-    """What it refuses, in its own words; empty: nothing, or the settings say what it can."""
+    """What it refuses, in its own words; empty: nothing, or the settings state what it can."""
     return "; ".join(
         f"{word} ({reason[:MOST_REASON_CHARACTERS]})" for word, reason in replica.get("cannot", {}).items()
     )
 
 
 async def faults_of(upstream: OpenAIUpstream, renderer: Renderer) -> list[str]:
-    """What is wrong with the answers of a server that is up; empty: nothing was found. Costs it at most five
-    short answers."""
+    """Faults in the answers of a server that is up; empty: none found. Costs at most five short answers."""
     try:
         for is_streamed in (True, False):
             await _ask(upstream, renderer, "Count from one to one hundred.", is_streamed=is_streamed)

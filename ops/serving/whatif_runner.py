@@ -30,7 +30,7 @@ MOST_S = 1_800.0
 MOST_REPORT_BYTES = 32 * 2**20
 MOST_ERROR_CHARACTERS = 4_000
 END_S = 5.0
-"""A child that was asked to end and has not by then is killed."""
+"""A child that does not end when asked is killed after this."""
 
 log = logging.getLogger("fairgate.whatif")
 
@@ -73,7 +73,7 @@ class WhatIfRunner:
         return run
 
     async def cancel(self, run_id: str) -> None:
-        """Ends a run that is under way; of others it does nothing."""
+        """Ends a run that is under way; does nothing for others."""
         run, working = self.run(run_id), self._working
         if run is not None and run.state is RunState.RUNNING and working is not None:
             working.cancel()
@@ -137,7 +137,6 @@ class WhatIfRunner:
 
 
 def environment_of(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
-    """The server's environment without its settings, but for the place of its data."""
     kept = {name: value for name, value in environment.items() if not name.startswith("FAIRGATE_")}
     kept["FAIRGATE_DATA_DIR"] = str(Path(settings.data_dir).absolute())
     if settings.database_url:
@@ -156,7 +155,7 @@ async def _all(stream: asyncio.StreamReader) -> bytes:
 
 
 async def _said(stream: asyncio.StreamReader, run: WhatIfRun) -> str:
-    """Takes progress over into the run; returns what else was said, the last of it."""
+    """Copies progress into the run; returns the end of all other output."""
     lines: list[str] = []
     async for line in stream:
         text = line.decode(errors="replace").rstrip()
@@ -172,7 +171,7 @@ async def _said(stream: asyncio.StreamReader, run: WhatIfRun) -> str:
 
 
 def _words(lines: Sequence[str]) -> str:
-    """The command's error; how it is used is left out."""
+    """The command's error without its usage."""
     start = next((number for number, text in enumerate(lines) if text.startswith("Error: ")), 0)
     text = "\n".join(lines[start:]).removeprefix("Error: ").strip()
     return text[-MOST_ERROR_CHARACTERS:]

@@ -1,8 +1,4 @@
-"""Limits in a simulation: the quota store and the leases that serve, on virtual time.
-
-What finds no room is held back until there is some, as if its client heeded `Retry-After`; what waiting
-cannot help is refused, or its answer ends with the budget. Limits of device time are left out.
-"""
+"""Limits in a simulation: quota store and leases as they serve, on virtual time (`docs/simulating.md`)."""
 
 from __future__ import annotations
 
@@ -37,8 +33,7 @@ class _Held:
     request: SimulatedRequest
     limits: tuple[Limit, ...]
     sizes: Callable[..., Amounts]
-    """Of the prompt and a number of output tokens, as limits count them; at the end cached input may count
-    less."""
+    """Of the prompt and a number of output tokens, as limits count them; cached input may lower the last."""
     high_tokens: int
     """Quantile of its output that is held ahead."""
     most_tokens: int
@@ -57,7 +52,7 @@ class SimulatedBudget:
         self._store = MemoryQuotaStore(lambda: begins_s + pool.now_s, max_holds=MOST_REQUESTS)
         self._share = 0.0
         self._models = {"simulated"}
-        """Whose shares are set: what limits are narrowed to, and a name for those that are on all models."""
+        """Models whose shares are set; "simulated" stands for limits that apply to all."""
         self._streams = StreamLimiter(
             max_waiting=MOST_REQUESTS,
             max_waiting_in_all=MOST_REQUESTS,
@@ -74,7 +69,6 @@ class SimulatedBudget:
             self._store.spare.set(model, share)
 
     def arrive(self, row: int, request: SimulatedRequest, high_tokens: int, most_tokens: int) -> None:
-        """A request arrives now: it is queued, held back or refused."""
         assert request.limits is not None
         of = request.limits
         limits = tuple(limit for limit in of.limits if limit.meter is not Meter.GPU_MS)
@@ -102,18 +96,16 @@ class SimulatedBudget:
             )
 
     def lease_of(self, entry_id: str) -> int | None:
-        """Output tokens that are covered; None: no limit counts them."""
+        """Covered output tokens; None: no limit counts them."""
         held = self._held.get(entry_id)
         return None if held is None else held.lease_tokens
 
     def look(self, entry_id: str, emitted_tokens: int) -> None:
-        """Tops up a running request where that is due."""
         held = self._held[entry_id]
         if held.denied_since_s is None:
             self._look(entry_id, held, emitted_tokens)
 
     def ended(self, entry_id: str, output_tokens: int) -> None:
-        """Charges an answer, and lets in what it kept out."""
         held = self._held.pop(entry_id, None)
         if held is None:
             return
@@ -190,7 +182,6 @@ class SimulatedBudget:
         held.lease_tokens = max(held.lease_tokens, 1, covered)
 
     def _stream_tokens_per_s(self) -> float:
-        """How fast one sequence decodes beside what runs now."""
         width = max(1, max(len(member.engine.table.running) for member in self._pool.members))
         return 1 / predict_step_s(self._pool.machine.step_time, width, 0, width)
 

@@ -18,7 +18,7 @@ from tenants.errors import Invalid
 from tenants.types import PLATFORM, Limit, Meter, RequestTraits, SubjectKind, Tier
 
 ALL_TENANTS = ""
-"""In place of a tenant's name: the platform."""
+"""The platform, in place of a tenant's name."""
 NARROWER = ("project", "key", "end_user")
 _SUBJECTS = {SubjectKind.TENANT: TENANT_LIMIT, SubjectKind.PLATFORM: PLATFORM_LIMIT}
 
@@ -31,7 +31,6 @@ class ChangedLimit:
     limit: Limit | None
 
     def concerns(self, tenant: str) -> bool:
-        """Whether it binds this tenant's requests."""
         return self.tenant in (ALL_TENANTS, tenant)
 
 
@@ -90,7 +89,7 @@ def _changed(tenant: str, part: ConfigLimit, at: Place) -> ChangedLimit:
 def with_terms(
     recorded: Recorded, model: str, weights: Mapping[str, float], limits: Iterable[ChangedLimit]
 ) -> tuple[Recorded, list[str]]:
-    """The traffic under these terms, and in words what they replace. Raises `BadTrace`."""
+    """The traffic under these terms, and a line for each replaced one. Raises `BadTrace`."""
     changed = list({(limit.tenant, limit.name): limit for limit in limits}.values())
     recorded.of(list(weights))  # each of them sent something
     tenants = {answer.tenant for answer in recorded.served}
@@ -128,7 +127,7 @@ def _answer(
 
 
 def _name(limit: Limit) -> LimitName | None:
-    """None: of a subject whose limits no file changes here."""
+    """None: of a subject whose limits cannot be changed here."""
     subject = _SUBJECTS.get(limit.kind)
     return None if subject is None else name_of(SubjectName(subject), limit)
 
@@ -138,7 +137,7 @@ def _served_weights(recorded: Recorded, tenant: str) -> list[float]:
 
 
 def _words(recorded: Recorded, changed: ChangedLimit) -> str:
-    """What a limit replaces; empty: it was so, or binds none of the tenants."""
+    """What a limit replaces; empty: nothing changes, or it binds none of the tenants."""
     its = [answer for answer in recorded.served if changed.concerns(answer.tenant)]
     served = {_size(limit) for one in its for limit in one.terms.limits if _name(limit) == changed.name}
     now = "none" if changed.limit is None else _size(changed.limit)

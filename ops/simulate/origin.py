@@ -1,4 +1,4 @@
-"""The server that recorded traffic names, as a simulation takes it; one that names several is refused."""
+"""The server that recorded traffic names, for a simulation; a recording that names several is refused."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ MOST_SHOWN = 5
 INSTANT = "%Y-%m-%dT%H:%M:%S.%f"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 OTHER_MACHINE = "--gpu with --model, or --profile, and --policy"
-"""Flags that name all that a recording would say."""
+"""Flags that replace everything a recording would give."""
 
 
 class ServerUnknown(BadTrace):
-    """The recording does not name one server that can be simulated; the message says why, and what to do."""
+    """The recording does not name one server that can be simulated; the message has reason and remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,7 @@ class ReplayedServer:
         return options_of(dict(self.described.options) | dict(asked))
 
     def options_of_others(self, asked: Mapping[str, object]) -> PolicyOptions:
-        """Options of another policy: the numbers, and not the choices, which were made for the other one.
-        Raises ValueError."""
+        """Options of another policy: its numbers, not the choices made for the first. Raises ValueError."""
         made_for_it = {*CHOICES, "table", "learned_table"}
         numbers = {name: value for name, value in self.described.options.items() if name not in made_for_it}
         return options_of(numbers | dict(asked))
@@ -91,7 +90,7 @@ class ReplayedServer:
         return max(1, len(self.described.engines))
 
     def flow(self, machine: Machine, replicas: int) -> dict[str, Any]:
-        """Its queue's settings, for one `SimulatedPool`, in front of so many such machines."""
+        """Settings of its queue in front of so many such machines, for one `SimulatedPool`."""
         queue = self.described.queue
         return {
             "window": WindowRule(queue.lookahead_sequences, queue.kv_window),
@@ -161,14 +160,13 @@ def _servers(
 
 
 def _common(server: ServerDescription) -> bytes:
-    """What two gateways in front of the same engines have in common, at any time."""
+    """What all gateways in front of the same engines share, at any time."""
     return packed(replace(server, gateway_id="", step_time=None))
 
 
 def _stretches(
     rows: Sequence[RecordedTimeline], servers: Mapping[str, ServerDescription], common: Mapping[str, bytes]
 ) -> list[str]:
-    """From when to when each server ran requests without another one in between."""
     lines = []
     for _, group in groupby(rows, lambda row: common[row.server or ""]):
         its = list(group)

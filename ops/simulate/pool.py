@@ -34,9 +34,9 @@ from ops.simulate.traffic.requests import PREFIX_BLOCK_TOKENS, SimulatedRequest
 
 LOOKAHEAD_SEQUENCES = 2
 KV_WINDOW = 1.0
-"""The gateway's defaults."""
+"""Defaults of the gateway."""
 DECLARED_TOKENS = 4096
-"""`max_tokens` of requests: not the answer's length, which it would tell. Longer answers declare theirs."""
+"""`max_tokens` of requests, which must not give the answer's length away; longer answers declare theirs."""
 MOST_QUEUED = 5_000_000
 NEVER_S = (float("inf"),) * NUM_RANKS
 
@@ -53,7 +53,7 @@ class Member:
     size: Replica
     is_busy: bool = False
     ticket: int = 0
-    """Of the event that ends it; others of it are out of date."""
+    """Number of the event that ends it; its events with other numbers are out of date."""
     happened: StepsTaken | None = None
     """Results of the step under way, known when it ends."""
     idle_since_s: float = 0.0
@@ -69,10 +69,9 @@ class Member:
     weights: dict[str, float] = field(default_factory=dict)
     """Of every tenant that it ever served, by its latest request."""
     within: list[tuple[int, int, Sequence]] = field(default_factory=list)
-    """A heap of the sequences that emitted no more than was predicted: the number of steps after which they
-    may exceed it, a serial number, the sequence."""
+    """A heap of sequences within their predictions, by the step after which each may exceed its own."""
     beyond: dict[Sequence, int] = field(default_factory=dict)
-    """The sequences that emitted more than was predicted, with the output that the gateway knows of."""
+    """Sequences beyond their predictions, with the output that the gateway knows of."""
     lifts: dict[TierTenant, int] = field(default_factory=dict)
     """Lifts of the steps that ended, which the gateway does not know of."""
 
@@ -93,7 +92,7 @@ class PoolObserver:
 
 class PoolBudget(Protocol):
     def lend(self, share: float) -> None:
-        """What a control loop gives of spare capacity to limits with a ceiling."""
+        """Sets the share of spare capacity that a control loop lends to limits with a ceiling."""
         ...
 
     def arrive(self, row: int, request: SimulatedRequest, high_tokens: int, most_tokens: int) -> None:
@@ -105,7 +104,7 @@ class PoolBudget(Protocol):
         ...
 
     def look(self, entry_id: str, emitted_tokens: int) -> None:
-        """A request has emitted as much as it was to be looked at again at, or has used up its lease."""
+        """A request has emitted its `look_at_tokens`, or has used up its lease."""
         ...
 
     def ended(self, entry_id: str, output_tokens: int) -> None: ...
@@ -132,14 +131,13 @@ class SimulatedPool:
         budget: Callable[[SimulatedPool], PoolBudget] | None = None,
     ) -> None:
         """`stepwise`: replicas are whole engine cores, and the gateway decides after each step.
-        `declared_tokens`: `max_tokens` of requests that do not say. `flow`: options of the controller."""
+        `declared_tokens`: `max_tokens` of requests without their own. `flow`: options of the controller."""
         self.policy = policy
         self.machine = machine
         self.records = Records()
         self.now_s = 0.0
         self.service: dict[str, int] = {}
-        """Cost tokens that the engines gave each tenant, up to the last decision: every prompt is counted
-        when its first token comes, outputs as they come."""
+        """Cost tokens by tenant at the last decision: prompts with the first token, outputs as they come."""
         self.queued: dict[str, int] = {}
         self.emptied: set[str] = set()
         """Tenants that had no waiting request at some instant; the observer empties it."""
@@ -183,10 +181,10 @@ class SimulatedPool:
         self._emitted: dict[str, int] = {}
         """Output tokens that `service` holds, by running request."""
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        """A heap of what is to be done later: instant, serial number, action."""
+        """A heap of scheduled actions: instant, serial number, action."""
         self._serial = 0
         self._cause: Member | None = None
-        """Whose end the decision under way is about; None: an arrival or an action."""
+        """The replica whose end is being decided on; None: an arrival or an action."""
         self.budget = budget(self) if budget is not None else None
 
     def _member(self, number: int) -> Member:
@@ -212,8 +210,6 @@ class SimulatedPool:
             machine.max_batched_tokens,
         )
         return Member(number, replica_id, engine, size)
-
-    # ------------------------------------------------------------ the loop
 
     def run(self, requests: Iterable[SimulatedRequest], *, until_s: float = float("inf")) -> None:
         """Serves `requests` (in order of arrival) to their end, or until `until_s`. Raises `PoolStuck`."""
@@ -247,7 +243,6 @@ class SimulatedPool:
                 member.longest_idle_s = max(member.longest_idle_s, self.now_s - member.idle_since_s)
 
     def _end(self, member: Member) -> None:
-        """A step or a run is over."""
         engine, happened = member.engine, member.happened
         if member.is_busy:
             member.idle_since_s = self.now_s
@@ -307,7 +302,6 @@ class SimulatedPool:
             self._begin(other)
 
     def _begin(self, member: Member) -> None:
-        """Starts a step or a run, unless one is under way or there is nothing to do."""
         engine = member.engine
         if member.is_busy or not engine.has_work:
             return
@@ -344,8 +338,6 @@ class SimulatedPool:
             member.ticket += 1
             heapq.heappush(self._events, (until_s, member.number, member.ticket))
 
-    # ------------------------------------------------------------ what the gateway does
-
     def arrive(self, request: SimulatedRequest) -> None:
         """A request arrives now; for `PoolObserver.on_event`."""
         row = self.records.arrive(request)
@@ -364,12 +356,10 @@ class SimulatedPool:
             self.queue_up(row, request)
 
     def refuse(self, row: int) -> None:
-        """A request that has arrived gets no answer."""
         self.records.refused[row] = 1
         self.watch.on_rows(1)
 
     def queue_up(self, row: int, request: SimulatedRequest) -> None:
-        """A request that has arrived is in line from now on."""
         entry_id = str(row)
         median, high = self._predictions.predict(request)
         most = self._most_tokens(request)
@@ -411,12 +401,12 @@ class SimulatedPool:
         heapq.heappush(self._timers, (at_s, self._serial, action))
 
     def top_up(self, entry_id: str, lease_tokens: int, look_at_tokens: int) -> None:
-        """A running request may emit so many tokens, and is looked at again at so many."""
+        """Sets the tokens that a running request may emit, and the number at which it is looked at again."""
         member = self.members[self.records.replica[self._live[entry_id][0]]]
         member.engine.top_up(entry_id, lease_tokens, look_at_tokens)
 
     def cut(self, entry_id: str, output_tokens: int) -> None:
-        """The answer of a running request ends after so many tokens: its budget is spent."""
+        """Ends the answer of a running request after so many tokens: its budget is spent."""
         row, request = self._live[entry_id]
         self.records.output_tokens[row] = output_tokens
         self._live[entry_id] = row, replace(request, output_tokens=output_tokens)
@@ -429,7 +419,7 @@ class SimulatedPool:
     def emitted_by_now(self, entry_id: str) -> int:
         member = self.members[self.records.replica[self._live[entry_id][0]]]
         sequence = member.engine.table.sequences[entry_id]
-        # One that rests has no part in the step under way.
+        # A resting sequence has no part in the step under way.
         ahead = self._ahead(member, None) if sequence.state is SequenceStatus.RUNNING else 0
         return max(1, len(sequence.token_ids) - sequence.prompt_tokens - ahead)
 
@@ -441,7 +431,7 @@ class SimulatedPool:
             member.engine.set_knobs(knobs)
 
     def _hear(self, member: Member, cause: Member | None) -> None:
-        """What the steps of a replica that have ended reported, as far as the gateway has not heard of it."""
+        """Takes over what a replica's ended steps reported and the gateway does not know yet."""
         engine = member.engine
         standings = engine.table.standings
         ended = engine.steps_ended(self.now_s, at_now=_is_before(member, cause)) if engine.in_run else 0
@@ -538,7 +528,7 @@ class SimulatedPool:
             tokens += [block] * PREFIX_BLOCK_TOKENS
         del tokens[request.input_tokens :]
         own = request.input_tokens - len(tokens)
-        # One that begins a block and is no block's id.
+        # A token that begins a block and is no block's id.
         return tokens + [_OWN_TOKENS + row % _OWN_TOKENS] * own
 
     def _first(self, sequence: Sequence) -> None:
@@ -593,7 +583,7 @@ class SimulatedPool:
                 progress(sequence.submit.sequence_id, emitted, 1)
 
     def _watch_for_excess(self, member: Member, sequence: Sequence, emitted: int, ahead: int) -> None:
-        """Looks again when it may have exceeded its prediction: it emits at most one token a step."""
+        """Schedules a look for when it may exceed its prediction: at most one token a step."""
         left = sequence.submit.predicted_output_tokens - emitted
         if left < 0:
             member.beyond[sequence] = 0
@@ -609,7 +599,7 @@ class SimulatedPool:
         return int(member.is_busy)
 
     def service_by_now(self) -> dict[str, int]:
-        """Cost tokens that each tenant has had: prompts when their first token came, outputs as they came."""
+        """Cost tokens of each tenant by now: prompts from their first token, outputs as they come."""
         for member in self.members:
             engine = member.engine
             ahead = -engine.steps_ended(self.now_s, at_now=True) if engine.in_run else int(member.is_busy)
@@ -628,7 +618,7 @@ _OWN_TOKENS = 1 << 30
 
 
 def _targets(request: SimulatedRequest, output_tokens: int) -> RequestTargets:
-    """As a gateway takes them from its tenant's SLO."""
+    """As in a gateway, from the tenant's SLO."""
     if request.e2e_target_s is None:
         return NO_TARGETS
     slo_s = {"e2e": request.e2e_target_s}

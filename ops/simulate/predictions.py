@@ -19,19 +19,16 @@ class Predictions(Protocol):
         """Median and 90th percentile of the output, in tokens."""
         ...
 
-    def ended(self, request: SimulatedRequest) -> None:
-        """It had `output_tokens` tokens."""
-        ...
+    def ended(self, request: SimulatedRequest) -> None: ...
 
 
 class Learned:
-    """As the product does where it knows nothing but the tenant: a sketch of the lengths of its answers."""
+    """As served where only the tenant is known: a sketch of the lengths of its answers."""
 
     def __init__(self) -> None:
         self._forecast = LengthForecast()
 
     def predict(self, request: SimulatedRequest) -> tuple[int, int]:
-        """Of the tenant's answers that have ended by now."""
         forecast, tenant = self._forecast, request.tenant
         return forecast.quantile(tenant, MODEL, 0.5), forecast.quantile(tenant, MODEL, HIGH)
 
@@ -40,7 +37,7 @@ class Learned:
 
 
 class Exact:
-    """The true lengths: the most that any forecast can be worth."""
+    """The true lengths: an upper bound for any forecast."""
 
     def predict(self, request: SimulatedRequest) -> tuple[int, int]:
         return request.output_tokens, request.output_tokens

@@ -36,7 +36,7 @@ class RecordedAnswer:
     output_tokens: int
     arrived_us: int
     in_line_us: int
-    """Authenticated, and held in the ledger."""
+    """Instant at which it was authenticated and held in the ledger."""
     first_us: int
     last_us: int
     preemptions: int
@@ -49,7 +49,6 @@ class RecordedAnswer:
     """Sent to an engine; 0: not recorded."""
 
     def limits(self, cached_tokens: int) -> RequestLimits | None:
-        """The limits that one of its sequences was held on."""
         terms = self.terms
         if not terms.limits:
             return None
@@ -160,7 +159,7 @@ def served_of(row: RecordedTimeline, events: list[Event], terms: RequestTerms) -
 
 
 def as_it_was(recorded: Recorded, slo: SloLimits, *, from_line: bool = False) -> dict[str, Any]:
-    """As of a policy's run, as far as the record has them; `from_line` as `records_of`."""
+    """Figures as of a policy's run, as far as recorded; `from_line` as `records_of`."""
     records = records_of(recorded, from_line=from_line)
     span_s = max(1e-9, max(records.last_s))
     rows = range(len(records))

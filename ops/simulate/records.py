@@ -66,7 +66,6 @@ class Records:
         return self.rows_by_tenant().get(tenant, [])
 
     def rows_by_tenant(self) -> dict[str, list[int]]:
-        """Row numbers, by tenant in order of first arrival."""
         rows: dict[str, list[int]] = {tenant: [] for tenant in self.tenants}
         lists = [rows[tenant] for tenant in self.tenants]
         for row, number in enumerate(self.tenant):

@@ -37,7 +37,6 @@ class BaselineRun:
 
     @property
     def comparison(self) -> list[dict[str, Any]]:
-        """Each figure beside the served one, for JSON."""
         return [
             {
                 "figure": figure.name,
@@ -53,7 +52,6 @@ class BaselineRun:
 
     @property
     def warning(self) -> str | None:
-        """Where the baseline is off by more than its stated error."""
         if not self.baseline.off:
             return None
         off = "; ".join(map(_words, self.baseline.off))

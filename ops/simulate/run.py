@@ -46,16 +46,14 @@ class Scenario:
     flow: Callable[[], Mapping[str, Any]] = dict
     """Makes further options of the queue (`FlowController`), for each run."""
     padded: bool = False
-    """Shapes are padded, as on devices that know no ragged batches."""
     claims: dict[str, str] = field(default_factory=dict)
-    """Published results of such a scenario, by policy, to print beside it."""
+    """Published results of such a scenario, by policy."""
     begins_s: float | None = None
     """Seconds since 1970 at the first arrival, for limits. None: requests have none."""
     shortfall: Shortfall | None = None
-    """What is added to simulated times; None: nothing."""
+    """Added to simulated times; None: nothing."""
     control: ControlMode = ControlMode.OFF
     learned: LearnedTable | None = None
-    """What the policy `learned` looks up."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= MOST_REPLICAS:
@@ -67,7 +65,7 @@ class Scenario:
         return self.options_by_policy.get(policy, self.options)
 
     def steering_of(self, policy: str) -> Steering | None:
-        """What turns knobs under the policy. Raises `NeedsTable`."""
+        """The control loop or table under the policy; None: neither. Raises `NeedsTable`."""
         table = self.learned if policy in LEARNED_POLICIES else None
         if policy in LEARNED_POLICIES and table is None:
             raise NeedsTable(
@@ -164,7 +162,7 @@ def simulate(
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Looks for cyclic garbage less often: it is rare here, and looking takes a tenth of the time."""
+    """Makes collections of cyclic garbage rarer: there is little, and they take a tenth of the time."""
     before = gc.get_threshold()
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS, *before[1:])
     try:

@@ -26,7 +26,7 @@ class SloLimits:
 
     @staticmethod
     def of(text: str) -> SloLimits:
-        """From `ttft=2,tpot=0.1`; what is not named is not limited. Raises ValueError."""
+        """From `ttft=2,tpot=0.1`; others are not limited. Raises ValueError."""
         limits = {f"{name}_s": math.inf for name in NAMES}
         for part in text.split(","):
             name, equals, value = part.partition("=")
@@ -41,7 +41,6 @@ class SloLimits:
         return SloLimits(**limits)
 
     def met(self, records: Records, row: int) -> bool:
-        """All limits, and the whole answer."""
         return (
             records.last_s[row] >= 0
             and records.ttft_s(row) <= self.ttft_s

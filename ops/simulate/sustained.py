@@ -12,10 +12,10 @@ from ops.simulate.traffic.requests import Source, Sped
 WANTED = 0.9
 BISECTIONS = 4
 PRECISION = 2 ** (1 / 2**BISECTIONS)
-"""The rate found is at most so much below the true one, if attainment falls with the rate."""
+"""Largest factor by which the found rate is below the true one, if attainment falls with the rate."""
 MOST_DOUBLINGS = 10
 LEAST_SPAN_S = 5.0
-"""Requests that all arrive within less are one burst, and say nothing of a rate that can be sustained."""
+"""Requests within a shorter span are one burst, and show no rate that can be sustained."""
 BASELINES = ("static-padded", "static", "dynamic", "fcfs", "hybrid")
 PUBLISHED = (
     "Orca (OSDI 2022): 36.9 x FasterTransformer's throughput (static batches, padded; GPT-3 175B, at equal"
@@ -126,7 +126,7 @@ def compare(
 
 
 def ratios(rates: dict[str, float]) -> dict[str, float]:
-    """To `static`, or where that was not asked for to the first of the baselines that was."""
+    """Over `static`, or where it did not run the first baseline that did."""
     base = next((rates[policy] for policy in ("static", *BASELINES) if rates.get(policy)), 0.0)
     if not base:
         return {}

@@ -4,11 +4,10 @@
 
 overshoot_tokens     by how much a hard limit was exceeded, summed over tenants: the most of what the ledger
                      charged, the engine emitted and clients received, less the limit
-drift_tokens         by how much the accounts disagree: the ledger's charges against the counters in Redis
-                     and, if the engine survived the scenario, against its emitted tokens; and request by
-                     request against the tokens and the usage that the client received: exactly where the
-                     answer was complete, at least as many where it broke off; and one for each sum of
-                     usage that the admin API or a page of the console shows and the ledger does not
+drift_tokens         difference of the ledger's charges from the counters in Redis, from the tokens emitted
+                     by an engine that survived, and per request from the client's tokens and usage (at least
+                     as many where the answer broke off); and one for each sum of usage that the admin API or
+                     the console shows and the ledger does not
 double_charges       settlements beyond the first of a request, and charged runs beyond the first of an
                      Idempotency-Key
 leaked_holds         what is still held when everything has ended: reservations without a settlement, holds in
@@ -69,7 +68,6 @@ class AuditedRow:
         return self.output_tokens + (self.input_tokens if meter == "total_tokens" else 0)
 
     def counted(self, meter: str) -> int:
-        """The amount that a limit on `meter` counts."""
         inputs = self.input_tokens if self.counted_input is None else self.counted_input
         output = self.output_tokens if self.counted_output is None else self.counted_output
         return output + (inputs if meter == "total_tokens" else 0)
@@ -90,11 +88,11 @@ class AuditFacts:
     rows: Sequence[AuditedRow]
     stored: Mapping[str, StoredCounters]
     emitted: Mapping[str, int] | None
-    """Output tokens by tenant id, as the engine counts them; None: it did not survive the scenario."""
+    """Output tokens by tenant id, as the engine counts them; None: the engine died in the scenario."""
     left_in_engine: int
     answers: Sequence[ClientAttempt]
     usage: Sequence[str] = ()
-    """Where the sums of usage, as the API tells them and as pages show them, differ from the ledger."""
+    """Differences between the ledger and the sums of usage of the API and of pages."""
     pages: int = 0
 
 
@@ -111,7 +109,6 @@ class Findings:
     examples: list[str] = field(default_factory=list)
 
     def add(self, figure: str, amount: int, example: str) -> None:
-        """Adds `amount` to a figure, with an example; does nothing for 0."""
         if amount:
             setattr(self, figure, getattr(self, figure) + amount)
             if len(self.examples) < MAX_EXAMPLES:
@@ -199,17 +196,14 @@ def _judge_keys(
         findings.add("double_charges", count - len(keys), f"{count} runs under {len(keys)} keys")
 
 
-# ---------------------------------------------------------------- reading
-
-
 class Witness:
-    """The engine's own count of emitted tokens, read on a connection of the audit's own."""
+    """The engine's own count of emitted tokens, read on a separate connection."""
 
     def __init__(self, address: str) -> None:
         self._client = EngineClient(address, AUDITOR)
 
     async def start(self) -> int:
-        """Connects; the engine's process id. Raises `EngineUnavailable`."""
+        """Returns the engine's process id. Raises `EngineUnavailable`."""
         return (await self._client.connect(60.0)).pid
 
     async def close(self) -> None:

@@ -50,9 +50,9 @@ def chosen(options: BudgetBenchOptions) -> list[BudgetScenario]:
 
 
 async def run(options: BudgetBenchOptions, progress: Progress) -> dict[str, Any]:
-    """All scenarios; the report as JSON. Raises `NoServer`, `ServerFailed`, `ScenarioFailed`."""
+    """The report of all scenarios as JSON. Raises `NoServer`, `ServerFailed`, `ScenarioFailed`."""
     selected = chosen(options)
-    # That the engine is lost is what some scenarios are about.
+    # Some scenarios kill the engine on purpose.
     logging.getLogger("fairgate.engine.client").setLevel(logging.ERROR)
     begun_s = time.monotonic()
     rows: list[dict[str, Any]] = []
@@ -87,7 +87,6 @@ async def _one(
     try:
         async with asyncio.timeout(SCENARIO_S):
             pid = await witness.start()
-            # Fewer gateways than there are: the others stay idle.
             context = ScenarioContext(testbed, client, asked, scenario.name, scenario.gateways)
             evidence = await scenario.run(context)
             after = evidence.after
@@ -116,7 +115,6 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def show(report: dict[str, Any]) -> None:
-    """The table for people; below it broken requirements and further counts."""
     rows = report["scenarios"]
     cells = [_row(row) for row in rows]
     Report("Budgets through crashes", [(heading, heading) for heading in cells[0]], cells).show()

@@ -75,17 +75,15 @@ class ScenarioContext:
 
     @property
     def urls(self) -> list[str]:
-        """Of the gateways that take part; others stay idle."""
         return [server.url for server in self.testbed.servers[: self.gateways]]
 
     def ask(self, tenant: BudgetTenant, number: int, **fields: Any) -> ClientRequest:
-        """A question of the tenant's; `fields` beside the messages."""
         question = self.questions[number % len(self.questions)]
         body = {"model": self.testbed.model, "messages": question.messages, "temperature": 0}
         return ClientRequest(tenant.tenant_id, tenant.key, body | fields)
 
     async def tenant(self, suffix: str = "", amount: int = 100_000, meter: str = OUTPUT) -> BudgetTenant:
-        """A tenant with a budget for ever, known to all gateways."""
+        """A tenant with a lifetime budget, known to all gateways."""
         name = f"{self.name}{suffix}"
         tenant = await self.testbed.tenant(name, meter=meter, amount=amount, window="lifetime")
         await self.testbed.known(tenant)
@@ -95,7 +93,6 @@ class ScenarioContext:
         self, ask: ClientRequest, answers: list[ClientAttempt], first_url: int, until_s: float,
         on_token: Callable[[ClientAttempt], None] | None = None,
     ) -> ClientAttempt:  # fmt: skip
-        """Asks until there is an answer, another gateway each time."""
         return await persist(
             self.client, self.urls, ask, answers, first_url=first_url, until_s=until_s, on_token=on_token
         )
@@ -109,7 +106,6 @@ class ScenarioEvidence:
     answers: list[ClientAttempt]
     figures: dict[str, float] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
-    """Requirements of the scenario's own that were not met."""
     after: Callable[[], Awaitable[None]] | None = None
 
 
@@ -124,7 +120,6 @@ class BudgetScenario:
 
 
 def question_chats() -> list[list[dict[str, str]]]:
-    """Conversations whose answers have different lengths."""
     lengths = [(PROMPT_TOKENS, ANSWER_TOKENS[number % len(ANSWER_TOKENS)]) for number in range(QUESTIONS)]
     return chats_of(SHIPPED_MODEL, SEED, lengths)
 
@@ -146,9 +141,6 @@ async def questions(testbed: Testbed, client: LoadHttpClient) -> list[Question]:
         return Question(messages, answer.prompt_tokens, answer.delivered_tokens)
 
     return await asyncio.gather(*map(measure, await asyncio.to_thread(question_chats)))
-
-
-# ---------------------------------------------------------------- bursts
 
 
 def burst(concurrency: int, *, asks_max_tokens: bool, streams: bool) -> Run:
@@ -196,9 +188,6 @@ def judged_burst(
             f"{len(unexpected)} unexpected answers, such as {unexpected[0].status} {unexpected[0].code}"
         )
     return evidence
-
-
-# ---------------------------------------------------------------- kill -9
 
 
 def kill(hit: Callable[[Testbed], Awaitable[None]], restart: Callable[[Testbed], Awaitable[None]]) -> Run:
@@ -308,9 +297,6 @@ def _then_restart(run: Run) -> Run:
     return with_restart
 
 
-# ---------------------------------------------------------------- clients
-
-
 async def disconnects(context: ScenarioContext) -> ScenarioEvidence:
     """Clients that leave; each is a tenant of its own, so that the engine's count of its tokens is exact."""
     tenants = [await context.tenant(f"-{number}") for number in range(LEAVERS)]
@@ -390,7 +376,6 @@ async def slope(context: ScenarioContext) -> ScenarioEvidence:
 
 
 async def suspension_under_load(context: ScenarioContext) -> ScenarioEvidence:
-    """A tenant is suspended now, while its streams run and wait at all gateways."""
     tenant = await context.tenant()
     streams = StreamsUnderWay()
     clients = []

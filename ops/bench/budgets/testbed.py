@@ -40,9 +40,7 @@ class Testbed:
     postgres: Service
     redis: Service
     engine_options: Mapping[str, Any] = field(default_factory=dict)
-    """Beyond those of every test bed."""
     arguments: Sequence[str] = ()
-    """Of each gateway, likewise."""
     servers: list[LocalServer] = field(default_factory=list)
     engine: asyncio.subprocess.Process | None = None
     _gateways: list[contextlib.AsyncExitStack] = field(default_factory=list)
@@ -54,8 +52,6 @@ class Testbed:
     @property
     def model(self) -> str:
         return self.servers[0].model
-
-    # ------------------------------------------------------------ engine
 
     async def start_engine(self) -> None:
         options = EngineOptions(
@@ -83,8 +79,6 @@ class Testbed:
         if self.engine.returncode is None:
             self.engine.kill()
         await self.engine.wait()
-
-    # ------------------------------------------------------------ gateways
 
     async def start_gateways(self, count: int) -> None:
         while len(self.servers) < count:
@@ -121,7 +115,6 @@ class Testbed:
         await process.wait()
 
     async def restart_gateway(self, number: int) -> None:
-        """Starts a gateway that was killed, on the data directory that it had."""
         await self._gateways[number].aclose()
         self.servers[number] = await self._gateways[number].enter_async_context(self._gateway(number))
 
@@ -144,8 +137,6 @@ class Testbed:
 
                 if not await until(serves, READY_S):
                     raise ScenarioFailed(f"gateway {number} was not ready within {READY_S:g} s: {last}")
-
-    # ------------------------------------------------------------ tenants
 
     async def tenant(self, name: str, **limit: Any) -> BudgetTenant:
         """Makes a tenant with a key and, if given, one limit. Raises `ServerFailed`."""

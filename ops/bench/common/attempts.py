@@ -1,8 +1,7 @@
 """Clients of the budget benchmark, which retry as OpenAI's SDK does.
 
-A refused request is sent again after `retry-after`, unless the answer says `x-should-retry: false`; a stream
-that breaks off is not. The tokens of a stream are counted from the log probabilities that come with them, not
-from the usage that the server states.
+A refused request is sent again after `retry-after` unless `x-should-retry: false`; a broken stream is not.
+Streamed tokens are counted from their log probabilities, not from the usage that the server states.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ LONGEST_WAIT_S = 2.0
 """Most that a client waits before it asks again: a scenario has a minute."""
 DEFAULT_WAIT_S = 0.25
 SAYS_TOKENS = ("engine_lost", "tenant_suspended")
-"""Errors of streams that ended early, whose messages say how many tokens were charged."""
+"""Errors that end a stream early and whose messages state the charged tokens."""
 RETRIED = (408, 409, 429)
 """As the SDK does, beside 5xx and broken connections."""
 
@@ -37,19 +36,17 @@ class ClientAttempt:
     """0: the connection broke before there was one."""
     request_id: str = ""
     code: str = ""
-    """Of the error, wherever in the answer it came."""
     delivered_tokens: int = 0
     is_whole: bool = False
-    """Everything arrived up to the end that the server itself made."""
+    """Everything arrived, up to the regular end."""
     has_left: bool = False
-    """The client closed the connection on purpose."""
     is_replay: bool = False
     idempotency_key: str = ""
     finish: str = ""
     text: str = ""
     prompt_tokens: int = 0
     usage_tokens: int | None = None
-    """Output tokens, as the server says: in the usage, or in the error that ended the stream."""
+    """Output tokens that the server states: in the usage, or in the error that ended the stream."""
     retry_after_s: float | None = None
     may_retry: bool = True
     token_times_s: list[float] = field(default_factory=list)
@@ -83,7 +80,7 @@ class StreamsUnderWay:
             self._is_time.set()
 
     async def wait(self, timeout_s: float) -> None:
-        """Returns when it is time. Raises `TimeoutError`."""
+        """Raises `TimeoutError`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._is_time.wait()
@@ -97,7 +94,7 @@ async def ask_once(
     ask: ClientRequest,
     on_token: Callable[[ClientAttempt], None] | None = None,
 ) -> ClientAttempt:
-    """One attempt; never raises for what the server does. `on_token` is called at each delivery."""
+    """One attempt; never raises for a server's failure. `on_token` is called at each delivery."""
     answer = ClientAttempt(ask.tenant_id, idempotency_key=ask.idempotency_key)
     headers = {"authorization": f"Bearer {ask.key}"}
     if ask.idempotency_key:

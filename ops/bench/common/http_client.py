@@ -38,7 +38,6 @@ class HttpResponse:
         self._reader = reader
         self._timeout_s = timeout_s
         self.is_read = False
-        """The whole body has been read, and the connection can carry another request."""
 
     @property
     def is_stream(self) -> bool:
@@ -82,7 +81,7 @@ async def _chunk(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 async def within(timeout_s: float, work: Awaitable[T]) -> T:
-    """The result of a read or connect. Raises `HttpBroken` where it fails or takes longer."""
+    """Raises `HttpBroken` where `work` fails or takes longer."""
     try:
         async with asyncio.timeout(timeout_s):
             return await work

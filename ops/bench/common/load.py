@@ -47,7 +47,6 @@ class Bench:
     prompts: Prompts
 
     def chats(self) -> list[dict[str, Any]]:
-        """Requests of `CHATS`, evenly spread over the slice."""
         return [self.prompts.body(place, self.server.model) for place in self.prompts.spread(MOST_BODIES)]
 
 
@@ -90,7 +89,7 @@ async def enrol(server: LocalServer, parties: Sequence[BenchTenant]) -> tuple[di
 
 
 async def admin_call(client: httpx.AsyncClient, method: str, path: str, body: object = None) -> Any:
-    """The answer of a route of the operator's. Raises `ServerFailed`."""
+    """The JSON answer of an operator's route. Raises `ServerFailed`."""
     try:
         response = await client.request(method, f"/admin/v1/{path}", json=body)
     except httpx.HTTPError as error:
@@ -101,7 +100,7 @@ async def admin_call(client: httpx.AsyncClient, method: str, path: str, body: ob
 
 
 async def known(client: httpx.AsyncClient, tenants: Mapping[str, int], within_s: float) -> bool:
-    """False: the gateway does not know these tenants with so many limits each. Raises `ServerFailed`."""
+    """Whether the gateway knows these tenants with so many limits each. Raises `ServerFailed`."""
 
     async def knows() -> bool:
         shown = {one["name"]: len(one["limits"]) for one in (await server_status(client))["tenants"]}
@@ -133,7 +132,7 @@ class LoadClient:
         await self._order("poisson", per_s=per_s, count=count, most_open=most_open)
 
     async def finish(self) -> Observed:
-        """Waits for all requests of a stream; what was seen since the last order."""
+        """Waits for all requests of a stream; returns what was seen since the last order."""
         return await self._order("finish")
 
     async def take(self) -> Observed:
@@ -160,7 +159,6 @@ class LoadClient:
 async def load_client(
     tenant: str, url: str, key: str, bodies: Sequence[Mapping[str, Any]], *, counts_tokens: bool = False
 ) -> AsyncIterator[LoadClient]:
-    """A process that sends `bodies` to `url` in turn, over and over, as it is ordered."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "ops.bench.common.load_client"),
         stdin=asyncio.subprocess.PIPE,
@@ -182,7 +180,6 @@ async def load_client(
 async def load_clients(
     bench: Bench, path: str, bodies: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> AsyncIterator[dict[str, LoadClient]]:
-    """A process for each tenant of `bodies`, which it sends in turn, over and over; by tenant."""
     async with contextlib.AsyncExitStack() as closing:
         url = f"{bench.server.url}{path}"
         yield {

@@ -42,12 +42,11 @@ class Observed:
     tokens: int = 0
     """Output tokens of streams as they arrive, where they are counted; else 0."""
     accounts: list[dict[str, Any]] = field(default_factory=list)
-    """The `fairgate` object of each answer."""
     cpu_share: float = 0.0
 
 
 def poisson_instants(rng: random.Random, per_s: float) -> Iterator[float]:
-    """Seconds after the start, without end."""
+    """Endless, in seconds after the start."""
     return itertools.accumulate(rng.expovariate(per_s) for _ in itertools.count())
 
 
@@ -77,7 +76,6 @@ class TenantLoad:
         await asyncio.gather(*self._tasks)
 
     async def stop(self) -> None:
-        """Ends the load; open requests are cancelled."""
         await _cancel(self._tasks)
         self._client.close()
 
@@ -146,7 +144,6 @@ class TenantLoad:
         return True
 
     async def _read_stream(self, response: HttpResponse, sent_s: float) -> str:
-        """The last event's JSON; times and tokens are noted as they come."""
         last, has_begun = "", False
         async for line in response.lines():
             if not line.startswith("data: {"):

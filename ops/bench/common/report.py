@@ -1,4 +1,4 @@
-"""What reports of benchmarks have in common: spreads of figures, the machine, turns, disturbed runs."""
+"""Common parts of benchmark reports: spreads of figures, the machine, turns, disturbed runs."""
 
 from __future__ import annotations
 

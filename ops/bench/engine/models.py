@@ -132,7 +132,6 @@ def _make(spec: ModelSpec, directory: Path) -> None:
 
 
 def _tokenizer(vocabulary: int) -> Any:
-    """Byte-level, with merges of two, three and four letters until the vocabulary is full."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     known = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]

@@ -40,7 +40,7 @@ class EngineProcess:
         self._timeout_s = timeout_s
 
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Starts the engine; its name, version and settings. Raises `EngineFailed`."""
+        """Starts the engine; returns its name, version and settings. Raises `EngineFailed`."""
         about: dict[str, Any] = self._ask({"do": "load", **options})["about"]
         return about
 

@@ -1,9 +1,8 @@
 """Roofline of this machine for a workload, and the share of it that an engine reaches.
 
-Measured are how fast memory is read, in a buffer as large as the weights that a decode step reads (a small
-model's may lie in the cache), and how fast the better of torch's matrix products computes. The ideal computes
-all prompts at the peak rate, then decodes in steps of all requests that still have tokens to come: each takes
-the larger of the times to read weights and KV and to compute. No engine reaches it.
+Measured: reading a buffer as large as the weights of a decode step (a small one may lie in the cache), and
+the faster of torch's matrix products. The ideal computes all prompts at the peak rate, then decodes all
+unfinished requests together; a step takes the longer of reading and of computing. No engine reaches it.
 """
 
 from __future__ import annotations

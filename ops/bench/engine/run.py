@@ -63,7 +63,7 @@ class EngineBenchOptions:
 
 
 def run(options: EngineBenchOptions, progress: Progress = lambda line: None) -> dict[str, Any]:
-    """The whole comparison; `progress` gets a line for each run. Raises `CannotBench`."""
+    """`progress` gets a line for each run. Raises `CannotBench`."""
     try:
         return _run(options, progress)
     except (BadAnswers, BadWorkload, EngineFailed, NoModel) as error:
@@ -71,7 +71,6 @@ def run(options: EngineBenchOptions, progress: Progress = lambda line: None) -> 
 
 
 def installed_peers(peers_dir: Path) -> list[str]:
-    """Peers that can run here: transformers comes with the engine, the others with `make bench-peers`."""
     return [name for name in PEERS if name == "transformers" or _interpreter(name, peers_dir).is_file()]
 
 
@@ -225,7 +224,6 @@ def _rate(
     options: EngineBenchOptions, workload: Workload, vocabulary: int, launches: dict[str, EngineLaunch],
     progress: Progress,
 ) -> tuple[float, dict[str, Any]]:  # fmt: skip
-    """Requests a second for all engines, and each one's capacity where it had to be measured."""
     if options.rate_per_s is not None:
         return options.rate_per_s, {}
     orders = as_orders(workload, vocabulary, rate_per_s=None)

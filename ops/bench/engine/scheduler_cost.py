@@ -51,7 +51,7 @@ class Timing:
     schedule_us: float
     books_us: float
     cpu_us: float
-    """Of both together, processor time of this thread alone: others on the machine hardly change it."""
+    """Of both, processor time of this thread alone: other load on the machine hardly changes it."""
     admitted: int
 
     @property
@@ -128,7 +128,6 @@ class SteadyState:
         )
 
     def _execute(self, plan: Plan) -> tuple[list[int | None], list[Sequence]]:
-        """A token for every share that ends its sequence's known tokens, and the sequences that end."""
         chosen: list[int | None] = []
         ended = []
         for sequence, tokens in plan.shares.items():

@@ -60,12 +60,10 @@ class Workload(msgspec.Struct, frozen=True):
         return sum(request.output_tokens for request in self.requests)
 
     def kv_tokens(self, max_sequences: int) -> int:
-        """KV slots that let the `max_sequences` largest requests run together."""
         sizes = sorted((request.length + request.output_tokens for request in self.requests), reverse=True)
         return sum(sizes[:max_sequences])
 
     def prompt_token_ids(self, index: int, vocabulary: int, *, salt: int = 0) -> list[int]:
-        """The prompt of request `index` for a model of `vocabulary` tokens."""
         request = self.requests[index]
         if request.prompt_token_ids is not None:
             return list(request.prompt_token_ids)

@@ -25,7 +25,7 @@ AFTER = 40
 MAX_TOKENS = 48
 FACTOR = 2.0
 FLOOR_S = 0.05
-"""A wait that differs by less from what was told is no error."""
+"""A smaller difference between estimated and real wait is no error."""
 FRESH_SERVERS = 10
 FRESH_FLOOR_S = 0.5
 DRAIN_S = 600.0
@@ -33,7 +33,7 @@ DRAIN_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class ToldWait:
-    """One request: p50 and p90 that it was told, and what it waited, in seconds."""
+    """One request: estimated p50 and p90, and the real wait, in seconds."""
 
     p50_s: float
     p90_s: float
@@ -44,7 +44,6 @@ class ToldWait:
 
     @property
     def is_near(self) -> bool:
-        """Within `FACTOR` of the median, or `floor_s`; or said not to be measured."""
         low, high = sorted((self.p50_s, self.waited_s))
         return not self.is_measured or high - low <= self.floor_s or high <= FACTOR * low
 
@@ -65,7 +64,6 @@ async def run(model: str | None) -> list[dict[str, Any]]:
 
 
 def figures(name: str, told: Sequence[ToldWait]) -> list[dict[str, Any]]:
-    """One row a range of told waits, and one of all together."""
     ranges = {"all": list(told)}
     for load in range(NUM_LOADS):
         ranges[f"up to {longest_wait_s(load):.3g} s"] = [one for one in told if load_of(one.p50_s) == load]
@@ -101,7 +99,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 async def _fresh(model: str | None) -> list[ToldWait]:
-    """The first that a server is asked."""
+    """The first burst of a fresh server."""
     arguments = ["--engine-max-sequences", str(IDLE_PLACES)]
     async with (
         fresh_bench([BenchTenant("burst", 1.0, 0)], model, arguments) as bench,
@@ -116,13 +114,12 @@ async def _idle(model: str | None) -> list[ToldWait]:
     told: list[ToldWait] = []
     async with fresh_bench(parties, model, arguments) as bench, _client(bench) as client:
         await _send(bench, client, IDLE_PLACES)  # steps and lengths are learned
-        for _ in range(IDLE_BURSTS):  # all answers have ended: it is idle
+        for _ in range(IDLE_BURSTS):
             told += await _send(bench, client, TOGETHER)
     return told
 
 
 async def _warm(model: str | None) -> tuple[list[ToldWait], list[ToldWait]]:
-    """What was told in bursts, and after them."""
     parties = [BenchTenant("burst", 1.0, 0), BenchTenant("steady", 1.0, WARM_PLACES // 2)]
     arguments = ["--engine-max-sequences", str(WARM_PLACES)]
     told: list[ToldWait] = []

@@ -1,6 +1,6 @@
-"""Benchmark of what requests are told on arrival, or quoted, against what happened: the demo on virtual time.
+"""Benchmark of estimates on arrival, and of quotes, against what happened: the demo on virtual time.
 
-Runs of `demo_twin.py`, by tier and by when a request came; then groups that quote together and all redeem.
+Runs of `demo_twin.py`, by tier and by time of arrival; then groups that quote together and all redeem.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ SEEDS = 10
 LOADS = (1.8, 0.95)
 ALL = "all"
 PHASES = {"before 25 s": 25.0, "before 50 s": 50.0, "later": inf}
-"""By the end of the time in which a request came."""
 FIGURES = ("within_2x", "under_p90", "waiting_under_p90", "raw_within_2x", "raw_under_p90")
 WANTED = {
     1.8: {
@@ -87,12 +86,9 @@ def _spread(values: Sequence[float]) -> Report:
     return {"mean": round(fmean(values), 4), "least": round(min(values), 4), "most": round(max(values), 4)}
 
 
-# ---------------------------------------------------------------- figures
-
-
 def wait_figures(outcomes: Iterable[EstimateOutcome]) -> dict[str, Report]:
-    """Shares of waits within 2x of what was told, and under their p90 (also of those alone that waited or
-    were told to): of all, by tier, and by tier and phase."""
+    """Shares of waits within 2x of the estimate, and under its p90 (also of those alone that waited or were
+    estimated to): of all, by tier, and by tier and phase."""
     groups: dict[str, list[EstimateOutcome]] = {ALL: []}
     for tier in TIERS.values():
         groups |= {name: [] for name in (tier, *(f"{tier}, {phase}" for phase in PHASES))}
@@ -118,8 +114,8 @@ def wait_figures(outcomes: Iterable[EstimateOutcome]) -> dict[str, Report]:
 def _waits(
     group: Sequence[EstimateOutcome], quantile: int, *, raw: bool = False
 ) -> list[tuple[float, float]]:
-    """Told and had, in seconds; `raw`: before it was corrected. What was cut while it waited has waited
-    longer than it was told, or says nothing."""
+    """Estimated and real, in seconds; `raw`: before correction. A request cut while it waited counts where it
+    had waited longer than the estimate; otherwise it is left out."""
     pairs = []
     for one in group:
         promise = one.estimate.promise
@@ -134,7 +130,6 @@ def _waits(
 
 
 def _told(outcomes: Iterable[EstimateOutcome], what: str) -> list[tuple[tuple[float, float], float]]:
-    """p50 and p90 of one of the times, and the time, of what has ended."""
     return [
         (getattr(one.estimate, f"{what}_s"), getattr(one.times, f"{what}_s"))
         for one in outcomes
@@ -154,7 +149,7 @@ def curve(pairs: Sequence[tuple[tuple[float, float], float]]) -> list[tuple[floa
 
 
 def quote_figures(outcomes: Sequence[EstimateOutcome]) -> Report:
-    """Shares at or under the p90 that was told, and the number of costs above their most."""
+    """Shares at or under the estimated p90, and the number of costs above their maximum."""
     counts = [(one.estimate.output_tokens[1], one.emitted_tokens) for one in outcomes]
     costs = [(one.estimate.cost_nanousd[1], one.cost_nanousd) for one in outcomes]
     shares = {what: covered([(told[1], actual) for told, actual in _told(outcomes, what)]) for what in TIMES}
@@ -167,14 +162,10 @@ def quote_figures(outcomes: Sequence[EstimateOutcome]) -> Report:
 
 
 def holds(figures: Mapping[str, Any], *, most: float = QUOTED_WANTED[1]) -> bool:
-    """Whether one group beside or of the quotes keeps the limits."""
     least = QUOTED_WANTED[0]
     times = all(least <= figures[what] <= most for what in TIMES)
     counts = all(figures[what] >= least for what in ("output_tokens", "cost"))
     return times and counts and not figures["above_max_cost"]
-
-
-# ---------------------------------------------------------------- to read
 
 
 def show(report: Report) -> None:
@@ -219,7 +210,6 @@ def _range(spread: Mapping[str, float]) -> str:
 
 
 def reliability_charts(report: Mapping[str, Any]) -> list[LineChart]:
-    """For each time the told quantile across, the share of requests at or under it up."""
     return [
         LineChart(
             title,

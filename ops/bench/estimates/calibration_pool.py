@@ -32,7 +32,7 @@ TIERS = {rank: tier for tier, rank in TIER_RANKS.items()}
 
 
 class WatchedEngine:
-    """Implements what the estimator reads of an upstream: its size and last snapshot."""
+    """Implements the part of an upstream that the estimator reads: its size and last snapshot."""
 
     is_up = True
     is_drained = False
@@ -50,8 +50,7 @@ class WatchedEngine:
         self._core = engine.core
 
     def take_snapshot(self) -> None:
-        """With what a virtual engine's core does not know: its step times, and what the run under way has
-        emitted by now."""
+        """Adds what the core does not know: step times, and what the run under way has emitted by now."""
         snapshot = self._core.snapshot(self.replica_id)
         running, step_time = [self._by_now(one) for one in snapshot.running], self._pool.machine.step_time
         self.snapshot = structs.replace(
@@ -143,8 +142,7 @@ class CalibratedPool:
         self._quoted: dict[int, tuple[Estimate, QueueEntry]] = {}
         """Open quotes, by the identity of their request."""
         self._open: dict[int, tuple[SimulatedRequest, Estimate, bool, float, WatchedWait | None]] = {}
-        """By row: the request, its estimate, whether that is a quote, when it came, and what it teaches while
-        it waits."""
+        """By row: request, estimate, whether it is a quote, arrival time, and what the wait teaches."""
         self.estimates.forecast_cache.promised = lambda now_s, tenant_id: [
             entry for _, entry in self._quoted.values()
         ]
@@ -161,7 +159,6 @@ class CalibratedPool:
             self._quoted[id(request)] = estimate, self._entry(request, name)
 
     def predict(self, request: SimulatedRequest) -> tuple[int, int]:
-        """See `Predictions`."""
         quantile, tenant = self.estimates.lengths.quantile, request.tenant
         p50, p90 = (quantile(tenant, MODEL, share, max_tokens=self._max_tokens) for share in (0.5, 0.9))
         return p50, p90
@@ -215,7 +212,6 @@ class CalibratedPool:
         )
 
     def _watch(self) -> None:
-        """What the gateway does twenty times a second, when that is due."""
         now_s = self.pool.now_s
         if now_s - self._watched_s >= WATCH_EVERY_S:
             self._watched_s = now_s

@@ -86,15 +86,13 @@ class Drawn:
 
 
 def even_times(rng: random.Random, per_s: float, seconds: float) -> list[float]:
-    """Evenly spaced instants, the first at a random point of the first gap."""
     first_s = rng.random() / per_s
     return [first_s + number / per_s for number in range(int((seconds - first_s) * per_s) + 1)]
 
 
 def dist_shift(slo: SloLimits) -> ControlCase:
-    """The setting of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024; repository
-    Ying1123/VTC-artifact, Apache License 2.0): rates, lengths and KV room as published, arrivals drawn here.
-    """
+    """Setting of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024; repository
+    Ying1123/VTC-artifact, Apache License 2.0): rates, lengths and KV room as published, with own arrivals."""
     rng = random.Random(SEED)
     rates_per_s = {"client-0": (0.5, 1.0, 0.5), "client-1": (2.0, 1.0, 1.5)}
     requests = [
@@ -102,7 +100,6 @@ def dist_shift(slo: SloLimits) -> ControlCase:
         for client, rates in rates_per_s.items()
         for number, per_s in enumerate(rates)
         for at_s in even_times(rng, per_s, DIST_SHIFT_SEGMENT_S)
-        # At first, the first client is silent every other minute.
         if not (client == "client-0" and number == 0 and int(at_s / 60) % 2)
     ]
     drawn = Drawn(DIST_SHIFT, tuple(sorted(requests, key=lambda request: request.arrival_s)))
@@ -110,7 +107,7 @@ def dist_shift(slo: SloLimits) -> ControlCase:
 
 
 def run(cases: Sequence[ControlCase], progress: Callable[[str], None] = lambda line: None) -> Report:
-    """All cases; raises `BadTrace`, ValueError."""
+    """Raises `BadTrace`, ValueError."""
     rows = [_case(case, progress) for case in cases]
     return {"cases": rows, "ok": all(row["ok"] for row in rows)}
 
@@ -194,7 +191,6 @@ def served(case: ControlCase, mode: ControlMode, setting: Setting = REST) -> tup
 
 
 def attainment(case: ControlCase, records: Records) -> list[float]:
-    """By segment: of the requests that came in it, the share that met all targets."""
     count = 1 + int(max(records.arrival_s) // case.segment_s)
     came, met = [0] * count, [0] * count
     for row, arrival_s in enumerate(records.arrival_s):

@@ -1,10 +1,8 @@
-"""Benchmark of the control loop on a live server under overload: off and acting in turn, with the simulator's
-figures of the same arrivals beside them.
+"""Benchmark of the control loop on a live server under overload, off and acting, beside the simulator.
 
-PostgreSQL, Redis, an engine with a ceiling of tokens per second, and the gateways are its own; each gateway's
-load comes from a process of its own. After the overload a load below the capacity follows: nobody may be
-refused once `LET_GO_S` have passed. What could have been in time: the tokens that the engine computes until
-the last target, over those that were asked for.
+PostgreSQL, Redis, the gateways, a load process for each, and an engine with a ceiling of tokens a second are
+started here. After the overload comes a load below the capacity: nobody may be refused once `LET_GO_S` have
+passed. What could have been in time: tokens that the engine computes until the last target, over those asked.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ PLACES = 2
 TOKENS_PER_S = 10
 TARGET_S = 5.0
 POLICY = "hybrid"
-"""That of a server by default."""
 PROMPT_TOKENS = (2, 6)
 OUTPUT_TOKENS = (4, 14)
 SIZES = 97
@@ -50,7 +47,6 @@ LEAST_QUIET, LEAST_BUSY = 0.85, 0.65
 """Of what could have been in time, without and beside busy loops."""
 MOST_OPEN = 10_000
 TENANT = "load"
-"""One, whatever the number of gateways."""
 MODES = (ControlMode.OFF, ControlMode.ACTING)
 MACHINE = profile_machine(
     f"{PLACES} places, {TOKENS_PER_S} tokens/s",
@@ -93,7 +89,6 @@ def per_s(load: float, asked: Sequence[Size]) -> float:
 def plan(
     tenants: Sequence[str], asked: Sequence[Size], rate: float, seconds: float
 ) -> list[SimulatedRequest]:
-    """The arrivals that the load clients of these tenants send, in order."""
     return sorted(
         (
             SimulatedRequest(at_s, tenant, *asked[number % len(asked)])
@@ -115,7 +110,6 @@ def could_share(requests: Sequence[SimulatedRequest], seconds: float) -> float:
 
 
 def live_case(requests: Sequence[SimulatedRequest], segment_s: float) -> ControlCase:
-    """The same for the simulator."""
     slo = SloLimits(TARGET_S, float("inf"))
     drawn = Drawn("live", tuple(replace(each, tenant=TENANT) for each in requests))
     return ControlCase("live", drawn, MACHINE, 1, segment_s, slo, POLICY)
@@ -162,7 +156,6 @@ async def _serve(
     asked: Sequence[Size],
     requests: Sequence[SimulatedRequest],
 ) -> Figures:
-    """One run on a fresh server."""
     engine = {"max_sequences": PLACES, "max_tokens_per_s": TOKENS_PER_S}
     tenants = sorted({request.tenant for request in requests})
     async with (
@@ -214,7 +207,6 @@ async def _serve(
 async def _clients(
     testbed: Testbed, names: Sequence[str], asked: Sequence[Size]
 ) -> list[AbstractAsyncContextManager[LoadClient]]:
-    """One for each gateway, of one tenant."""
     tenant = await testbed.tenant(names[0])
     await testbed.known(tenant)
     bodies = [
@@ -238,7 +230,6 @@ async def _start(clients: Sequence[LoadClient], rate: float, *counts: int | None
 
 @contextlib.asynccontextmanager
 async def _busy_loops(count: int) -> AsyncIterator[None]:
-    """So many processes that only compute."""
     loops = [
         await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass") for _ in range(count)
     ]

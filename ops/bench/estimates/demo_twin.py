@@ -1,7 +1,6 @@
 """The demo on virtual time: its plan, the real queue and estimator, a virtual engine as fast as its own.
 
-Lengths are predicted as well as the demo's are. A replay takes a fixed part of the process, so that a run is
-the same each time.
+Lengths are predicted as well as the demo's are. Replays take a fixed time, so that runs are deterministic.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ LENGTH_SIGMA = 0.517
 REPLAY_S = 0.001
 REPLAY_S_PER_WAITING = 0.6e-3
 MOST_REPLAYED = 100
-"""A replay takes so long, and so much longer for each request that waits, up to so many: with the demo's full
-queue some 60 ms of a busy machine."""
+"""A replay's time grows with up to so many waiting requests: some 60 ms with the demo's full queue."""
 TOGETHER = 24
 QUOTED_EVERY_S = 10.0
 QUOTING_BESIDE = 0.15
@@ -69,7 +67,7 @@ TENANTS = {tenant.name: tenant for tenant in CAST}
 @dataclass(frozen=True, slots=True)
 class PredictedRequest(SimulatedRequest):
     predicted: tuple[int, int] = (1, 1)
-    """p50 and p90 of its length."""
+    """p50 and p90 of its output tokens."""
 
 
 class DemoTwin(CalibratedPool):
@@ -99,7 +97,7 @@ class DemoTwin(CalibratedPool):
         return self.outcomes
 
     def _stopwatch(self) -> float:
-        """Read before and after a replay."""
+        """Read before and after each replay."""
         self._replayed_s += self._replay_s() / 2
         return self._replayed_s
 
@@ -131,7 +129,6 @@ def overloaded(seed: int, load: float) -> Iterator[PredictedRequest]:
 
 
 def stationary(seed: str, load: float, span_s: float) -> Iterator[PredictedRequest]:
-    """A Poisson stream of requests drawn from those of the demo."""
     rng = random.Random(f"{seed} stationary")
     among = scale_lengths(load_slice(), LENGTH_FACTOR)
     per_s = load * CAPACITY_COST_PER_S * len(among) / sum(one.cost for one in among)

@@ -1,8 +1,8 @@
 """Benchmark of the simulator against the real engine.
 
-What a fresh server served under each policy is simulated with the step times that its engine learned, and
-with what the simulations of the policy's *other* replays fell short of (`ops/simulate/figures/shortfall.py`).
-Times count from when a request is in line. The tolerances are in `docs/simulating.md`.
+What a fresh server served under each policy is simulated with its engine's learned step times, and with the
+shortfall of the simulations of the policy's *other* replays (`ops/simulate/figures/shortfall.py`). Times
+count from when a request is in line. The tolerances are in `docs/simulating.md`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OUTPUT_TOKENS = (48, 0.6, 250)
 WARM_UP_S = 20.0
 """Of requests that count for nothing: the engine compiles, and learns its step times."""
 LEAST_REPETITIONS = 2
-"""What a simulation falls short of is learned from the others."""
+"""The shortfall of a simulation is learned from the others."""
 CALIBRATION_S = 8.0
 CONNECTIONS = 2 * MAX_SEQUENCES
 BODIES = 500
@@ -89,7 +89,7 @@ class ServedReplay:
 
     @property
     def scenario(self) -> Scenario:
-        """The gateway knew the lengths: `max_tokens` with `ignore_eos` says them."""
+        """The gateway knew the lengths: `max_tokens` with `ignore_eos` sets them."""
         return Scenario(self.recorded, self.machine, predictions="exact")
 
 
@@ -121,7 +121,7 @@ def run(options: FidelityOptions, progress: Callable[[str], None] = lambda line:
 
 
 def compared(policy: str, replays: Sequence[ServedReplay]) -> list[Pair]:
-    """Each with its simulation; what that falls short of is drawn from the others."""
+    """Each replay with its simulation; the shortfall is drawn from the others."""
     fallen = []
     for replay in replays:
         pool, _ = run_policy(replay.scenario, policy)
@@ -185,7 +185,6 @@ async def _capacity(options: FidelityOptions) -> float:
 
 
 async def _one(options: FidelityOptions, policy: str, asks: list[_Ask]) -> ServedReplay:
-    """One policy serves these requests."""
     with tempfile.TemporaryDirectory(prefix="fairgate-fidelity-") as name:
         directory = Path(name)
         async with _server(directory, options, policy) as server, _clients(server) as ask:
@@ -204,7 +203,6 @@ async def _one(options: FidelityOptions, policy: str, asks: list[_Ask]) -> Serve
 
 
 async def _recorded(directory: Path, policy: str, from_us: int, to_us: int) -> Recorded:
-    """What ended between the two instants."""
     database = open_database(Settings(data_dir=directory).resolved_database_url)
     try:
         rows = await timelines.recorded(database, from_us=from_us, to_us=to_us, most=MOST_ROWS)
@@ -247,11 +245,7 @@ async def _send(asks: list[_Ask], ask: Callable[[_Ask], Any]) -> None:
     await asyncio.gather(*tasks)
 
 
-# ---------------------------------------------------------------- figures
-
-
 def judge(pairs: Mapping[str, Sequence[Pair]]) -> dict[str, Any]:
-    """By policy, one pair for each repetition."""
     rows = [_row(policy, its) for policy, its in pairs.items()]
     checks = []
     for row in rows:

@@ -32,7 +32,7 @@ TOLERANCE, DEFAULT_TOLERANCE = 0.01, 0.03
 LEAST_KEPT = 0.88
 """Of the throughput with a token for each sequence in each step."""
 ANSWER_TOKENS = 1_900
-"""More than a sequence is given while it is measured."""
+"""More than a sequence gets while it is measured."""
 KV_BLOCKS = 9_000
 LONG_PROMPT_TOKENS = 1_500
 LONG_CONNECTIONS, SHORT_CONNECTIONS = 4, 4

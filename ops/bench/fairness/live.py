@@ -126,7 +126,6 @@ class QueueSamples:
                 self.empty[item["name"]] += not any(item["queued"].values())
 
     def used(self, tenant: str, observed: Observed) -> Observed:
-        """Notes the processor time of a tenant's client; of several windows the largest share."""
         self.cpu_shares[tenant] = max(self.cpu_shares.get(tenant, 0.0), observed.cpu_share)
         return observed
 
@@ -147,9 +146,6 @@ class QueueSamples:
             "invalid": invalid or None,
             "ok": None if invalid else ok,
         }
-
-
-# ---------------------------------------------------------------- weights
 
 
 @dataclass(frozen=True)
@@ -247,9 +243,6 @@ def _service(status: Mapping[str, Any], bench: Bench) -> dict[str, int]:
         for name, tenant_id in bench.ids.items()
         for computed, emitted in [service.get(tenant_id, (0, 0))]
     }
-
-
-# ---------------------------------------------------------------- flood, tiers, reservations
 
 
 def halves(cores: Set[int]) -> tuple[set[int], set[int]] | None:
@@ -378,7 +371,6 @@ def _bodies(tenant: str, model: str, seed: int) -> list[dict[str, Any]]:
 
 
 async def flood(pool: LoadedPool, requests: int) -> Figures:
-    """Blocks beside a tenant at its share and beside a flood, in turn."""
     shares = {"equal half": EQUAL_SHARE, "flood": FLOOD_FACTOR * EQUAL_SHARE}
     ttfts: dict[str, list[float]] = {name: [] for name in shares}
     accounts: dict[str, list[float]] = {name: [] for name in shares}
@@ -416,7 +408,6 @@ async def flood(pool: LoadedPool, requests: int) -> Figures:
 
 
 async def tiers(pool: LoadedPool, requests: int) -> Figures:
-    """Interactive requests over batch that always waits."""
     samples, client = QueueSamples(NIGHT), pool.clients[DAY]
     async with pool.beside(NIGHT) as batch:
         await asyncio.sleep(CALIBRATION_S / 4)
@@ -442,7 +433,6 @@ async def tiers(pool: LoadedPool, requests: int) -> Figures:
 
 
 async def reservations(pool: LoadedPool, requests: int) -> Figures:
-    """Service of a standard tenant under an interactive flood, with a reservation and without."""
     reserved = RESERVED_SHARE * pool.cost_per_s
     samples = QueueSamples(RUSH, PAID)
     shares: dict[str, float] = {}
@@ -470,9 +460,6 @@ async def reservations(pool: LoadedPool, requests: int) -> Figures:
 
 _POOL_SCENARIOS = {"flood": flood, "tiers": tiers, "reservations": reservations}
 SCENARIOS = ("weights", *_POOL_SCENARIOS)
-
-
-# ---------------------------------------------------------------- tables
 
 
 def show(report: Figures) -> None:

@@ -1,8 +1,7 @@
 """Load client of the gateway benchmark: closed loops over kept connections, in one process.
 
-One epoll loop on plain sockets and requests that were made beforehand: cheaper than any gateway.
-Each connection sends its next request when it has its whole answer, until the time is over; then the open
-requests are waited for.
+One epoll loop on plain sockets and prepared requests: cheaper than any gateway. Each connection sends its
+next request when it has its whole answer, until the time is over; then the open requests are waited for.
 
 One order on stdin, one answer on stdout, both JSON:
     {"port": 8000, "requests": ["POST …"], "connections": 32, "seconds": 3.0, "stream": false, "tokens": 64}
@@ -63,7 +62,6 @@ class HttpReply:
 
     @property
     def is_chunked(self) -> bool:
-        """Its end is a chunk of no bytes."""
         return self._needed < 0
 
     def receive(self, data: bytes) -> bool:
@@ -149,7 +147,7 @@ class ClosedLoops:
         self.seen = Seen()
 
     def run(self) -> float:
-        """Loads the gateway; returns the seconds until the end of the last answer."""
+        """Returns the seconds until the end of the last answer."""
         for connection in self._connections:
             self._connect(connection)
         started_s = time.perf_counter()
@@ -221,7 +219,7 @@ class ClosedLoops:
             self._finished(connection, now_s)
 
     def _is_usual(self, data: bytes) -> bool:
-        """Whether it is a whole response like the last one: most are, and need no parsing."""
+        """A whole response as long as the last one: most are, and need no parsing."""
         return (
             len(data) == self._usual_bytes
             and data.startswith(b"HTTP/1.1 200 ")

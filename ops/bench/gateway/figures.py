@@ -15,7 +15,6 @@ Runs = Mapping[str, Sequence[Mapping[str, Any]]]
 LATENCY_FIGURES = ("latency_p50_s", "latency_p99_s", "first_token_p50_s")
 OWN_FIGURES = ("requests_per_s", "tokens_per_s", "cpu_s_per_request", "cpu_s_per_token", "peak_bytes")
 BESIDE = {"watchers": WATCHED, "traces": TRACED, "scraper": SCRAPED}
-"""Side loads of the report, and the targets that have them."""
 COMPARED = {"requests_per_s": True, "tokens_per_s": True, "latency_p50_s": False, "first_token_p50_s": False}
 """Figures with a side load and without; True: more is better."""
 FULL_CORE = 0.95
@@ -25,7 +24,6 @@ FULL_CORE = 0.95
 def one_run(
     phases: Mapping[str, Mapping[str, Any]], *, peak_bytes: int, quiet_cores: float
 ) -> dict[str, Any]:
-    """One target's round: its figures, and how many cores each program used while they were taken."""
     single, many = phases["single"], phases["throughput"]
     first, streams = phases["first_token"], phases["streams"]
     others = max(phase["others_cores"] for phase in phases.values())
@@ -60,7 +58,6 @@ def one_run(
 
 
 def _client_bound(cores: Mapping[str, Mapping[str, float]]) -> str | None:
-    """Phases in which the clients, one process, were the bottleneck; a target without a gateway has none."""
     lines = [
         f"{name}: the clients used {100 * used['clients']:.0f} % of a core, the gateway"
         f" {100 * used['gateway']:.0f} %"
@@ -71,7 +68,6 @@ def _client_bound(cores: Mapping[str, Mapping[str, float]]) -> str | None:
 
 
 def figures(runs: Runs) -> dict[str, dict[str, Any]]:
-    """By target: the spread of each figure; latencies also as what the target adds to them."""
     return {
         name: {figure: spread([run[figure] for run in rounds]) for figure in (*LATENCY_FIGURES, *OWN_FIGURES)}
         | {f"added_{figure}": spread(added(runs, name, figure)) for figure in LATENCY_FIGURES}
@@ -86,7 +82,7 @@ def added(runs: Runs, name: str, figure: str) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What ours must reach, in the median of the rounds or pairs."""
+    """A requirement on our gateway, in the median of the rounds or pairs."""
 
     what: str
     bound: float
@@ -139,7 +135,6 @@ def compared(runs: Runs, name: str) -> list[dict[str, Any]]:
 
 
 def invalid(runs: Runs) -> str | None:
-    """The rounds of judged targets in which the clients were the bottleneck."""
     judged = [name for name in (OURS, *BESIDE.values(), "litellm") if name in runs]
     lines = [
         f"{name}, round {number}: {run['invalid']}"

@@ -1,7 +1,7 @@
 """Upstream of the gateway benchmark: answers immediately, and always the same, from one epoll loop.
 
-All open streams get their next chunk in turn. While there is one stream only, this process yields its core:
-it stands for a machine of its own. Several may listen on one port. A process ends when its stdin does.
+All open streams get their next chunk in turn. With a single stream this process yields its core, as if it
+were another machine. Several may listen on one port. A process ends when its stdin does.
 
     python -m ops.bench.gateway.mock_upstream PORT     (0: a free one)  ->  prints the port
 """
@@ -43,7 +43,7 @@ def request_length(data: bytes) -> int | None:
     if match is not None:
         length = head + 4 + int(match[1])
     elif _CHUNKED.search(data, 0, head):
-        # A client that does not know its length sends nothing after it before it has its answer.
+        # A client that sends no length sends nothing more before it has its answer.
         length = len(data) if data.endswith(_LAST_CHUNK) else sys.maxsize
     else:
         length = head + 4
@@ -51,7 +51,6 @@ def request_length(data: bytes) -> int | None:
 
 
 def asked_tokens(body: bytes) -> int:
-    """`max_tokens` of a request, at most `MAX_TOKENS`."""
     match = _MAX_TOKENS.search(body)
     return min(int(match[1]), MAX_TOKENS) if match is not None else MAX_TOKENS
 
@@ -71,7 +70,6 @@ def whole_answer(tokens: int) -> bytes:
 
 
 def stream_pieces(tokens: int) -> list[bytes]:
-    """A stream: its head with the first token, a chunk for each other one, the end."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     pieces = [_chunk(_event({"content": MARK + " "})) for _ in range(tokens)]
     pieces[0] = head + _chunk(_event({"role": "assistant", "content": MARK + " "}))
@@ -82,7 +80,6 @@ def stream_pieces(tokens: int) -> list[bytes]:
 
 
 def models_answer() -> bytes:
-    """The answer to anything that is no POST: the list of models."""
     model = {"id": MODEL, "object": "model", "created": CREATED, "owned_by": "bench"}
     return _answer({"object": "list", "data": [model | {"max_model_len": CONTEXT_TOKENS}]})
 

@@ -71,15 +71,11 @@ def direct() -> BenchTarget:
     return BenchTarget(DIRECT, "", serve)
 
 
-# ---------------------------------------------------------------- ours
-
-
 def fairgate(
     tokenizer_dir: Path | None, *, estimates: bool = True, beside: str = OURS, watchers: int = 0
 ) -> BenchTarget:
-    """Our gateway. `tokenizer_dir`: prompts are rendered and counted exactly; None: estimated, with a
-    margin. `estimates`: each answer carries estimates of wait, duration and cost. `beside`: the name of the
-    target with a side load; `watchers`: how many have the console's overview open."""
+    """Our gateway. `tokenizer_dir`: prompts are rendered and counted exactly; None: estimated, with a margin.
+    `beside`: name of the target with a side load; `watchers`: number of open overviews of the console."""
 
     @contextlib.asynccontextmanager
     async def serve(directory: Path, upstream_port: int) -> AsyncIterator[Serving]:
@@ -118,7 +114,6 @@ def _fairgate_config(upstream_port: int, tokenizer_dir: Path | None, estimates: 
 
 
 async def _tenants(server: LocalServer) -> list[dict[str, str]]:
-    """Headers of tenants with a token bucket and a window each, once the gateway knows them."""
     names, headers = [f"tenant-{number}" for number in range(TENANTS)], []
     async with server.operator() as client:
         for name in names:
@@ -133,9 +128,6 @@ async def _tenants(server: LocalServer) -> list[dict[str, str]]:
         if not await known(client, dict.fromkeys(names, 2), START_S):
             raise CannotBench(f"{OURS} does not know its tenants after {START_S:g} s")
     return headers
-
-
-# ---------------------------------------------------------------- peers
 
 
 def peer(name: str, peers_dir: Path) -> BenchTarget:
@@ -231,7 +223,6 @@ def _litellm(home: Path) -> BenchTarget:
 
 
 def litellm_proxy(program: Path, port: int) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Command and variables of LiteLLM's proxy, with the `config.yaml` of its directory."""
     return (str(program), "--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port)), {
         "PATH": f"{program.parent}:{os.environ.get('PATH', os.defpath)}",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",

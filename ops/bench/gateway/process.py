@@ -34,7 +34,7 @@ def cpu_s(processes: Iterable[int]) -> float:
 
 
 def peak_bytes(processes: Iterable[int]) -> int:
-    """Sum of their largest resident sizes. Pages that they share count once for each."""
+    """Sum of their largest resident sizes; shared pages count once for each."""
     total = 0
     for process in processes:
         try:

@@ -78,7 +78,6 @@ def show(report: dict[str, Any]) -> None:
 
 
 def _show_side_load(load: str, part: dict[str, Any]) -> None:
-    """With a side load beside without, and what was measured of the load itself."""
     rows = []
     for row in part["figures"]:
         heading, *form = COMPARED_FIGURES[row["figure"]]

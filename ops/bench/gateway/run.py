@@ -1,7 +1,7 @@
 """Costs of a gateway per request and per token: ours and its peers before the same upstream, in turn.
 
-A round in which the clients were the bottleneck is invalid. What estimates cost is less than the difference
-of two processes: one server switches them on and off.
+A round in which the clients were the bottleneck is invalid. The cost of estimates is smaller than the
+difference between two processes: one server switches them on and off.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ PHASES = (
 
 
 def run(options: GatewayBenchOptions, progress: Progress = lambda line: None) -> dict[str, Any]:
-    """The whole comparison; `progress` gets a line for each run. Raises `CannotBench`."""
+    """`progress` gets a line for each run. Raises `CannotBench`."""
     if not sys.platform.startswith("linux"):
         raise CannotBench("this benchmark needs Linux: it waits with epoll and reads /proc")
     targets, skipped = chosen(options)
@@ -166,7 +166,6 @@ async def _rounds(
 
 
 async def _pairs(options: GatewayBenchOptions, progress: Progress) -> list[float]:
-    """Requests a second with estimates over those without, of each pair of measurements."""
     ratios: list[float] = []
     async with _upstream() as (port, upstreams):
         for number in range(SERVERS):

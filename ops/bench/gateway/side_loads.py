@@ -25,9 +25,6 @@ AT_REST = 50
 """Scrapes in a row whose processor time is compared with that of as long a rest."""
 
 
-# ---------------------------------------------------------------- open pages of the console
-
-
 class Watchers:
     def __init__(self, count: int) -> None:
         self.events = [0] * count
@@ -76,7 +73,6 @@ async def watching(server: LocalServer, count: int) -> AsyncIterator[Watchers]:
 
 
 async def _log_in(server: LocalServer, client: httpx.AsyncClient) -> None:
-    """The client gets the session of a new person who may read the overview."""
     async with server.operator() as operator:
         link = (await admin_call(operator, "POST", "people", {"name": "watcher", "role": "auditor"}))["link"]
     page = await client.get(link)
@@ -88,9 +84,6 @@ async def _log_in(server: LocalServer, client: httpx.AsyncClient) -> None:
     answer = await client.post("/console/set-up", data=fields | {"form_token": form_token[1]})
     if answer.status_code != 303:
         raise ServerFailed(f"the set-up link was not taken: {answer.status_code}")
-
-
-# ---------------------------------------------------------------- traces
 
 
 @contextlib.asynccontextmanager
@@ -112,9 +105,6 @@ async def collector() -> AsyncIterator[str]:
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
-
-
-# ---------------------------------------------------------------- a scraper of the metrics
 
 
 class Scraper:

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 class Engine(Protocol):
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Starts the engine; its name, version and settings."""
+        """Returns the engine's name, version and settings."""
         ...
 
     def run(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -57,7 +57,6 @@ def pairwise(weight: Any, heads: int) -> Any:
 
 
 def write(model_dir: Path, path: Path) -> None:
-    """Config, tokenizer, chat template and weights, in one file."""
     config = json.loads((model_dir / "config.json").read_text())
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config["max_position_embeddings"])

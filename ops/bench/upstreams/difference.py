@@ -1,7 +1,6 @@
 """Compares two answers field by field: a server's own, and the same through the gateway.
 
-Pure. A stream is joined to one answer first: texts one after the other, tool calls by their index. What is
-empty (null, "", [], {}) is taken for absent.
+Pure. A stream is joined first: texts in order, tool calls by index. Empty (null, "", [], {}) equals absent.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ RANDOM = ("choices.*.message.tool_calls.*.id",)
 """Another value each time a server is asked; through the gateway it is the one that the server gave."""
 
 ZERO_IS_ABSENT = ("usage.prompt_tokens_details.*", "usage.completion_tokens_details.*")
-"""The gateway says 0 where a server says nothing."""
+"""The gateway sends 0 where a server sends nothing."""
 
 LISTS = ("content", "refusal", "tokens", "token_logprobs", "top_logprobs", "text_offset")
 """Of log probabilities: each event has the next part of them."""
@@ -58,7 +57,7 @@ def differences(
     varies: Collection[str] = (),
     ignored: Collection[str] = (),
 ) -> list[FieldDifference]:
-    """Of a refusal only the status is compared. `varies`: differs between two of the server's answers."""
+    """For a refusal only the status is compared. `varies`: fields that differ between two direct answers."""
     if direct.status != through.status:
         return [FieldDifference("status", str(direct.status), str(through.status))]
     if direct.status >= 400:
@@ -107,7 +106,6 @@ def joined(body: str) -> dict[str, Any]:
 
 
 def _add_choice(whole: dict[str, Any], event: dict[str, Any]) -> None:
-    """Adds an event's part of a choice to what came before."""
     for name, value in event.items():
         if value is None:
             continue
@@ -152,7 +150,6 @@ def _add_logprobs(whole: dict[str, Any], event: dict[str, Any]) -> None:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Values that hold no others, with their paths."""
     if not isinstance(value, dict | list) or not value:
         yield path, value
         return

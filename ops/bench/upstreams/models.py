@@ -125,7 +125,6 @@ def save_image_model(model_dir: Path) -> Path:
 
 
 def save_defaults(model_dir: Path, defaults: dict[str, Any]) -> None:
-    """Adds sampling defaults to a model's `generation_config.json`."""
     file = model_dir / "generation_config.json"
     _save(file, **json.loads(file.read_text(encoding="utf-8")) | {"do_sample": True} | defaults)
 

@@ -37,7 +37,6 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 def save(recording: Recording, directory: Path = DIRECTORY) -> Path:
-    """Writes a server's file, a request a line; returns its path."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{recording.server}.json"
     head = msgspec.json.encode(msgspec.structs.replace(recording, requests=[]))

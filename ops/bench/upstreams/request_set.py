@@ -1,6 +1,6 @@
-"""Requests that are put to other servers: what they can do beyond plain text, and what they refuse.
+"""Requests for other servers: what they can do beyond plain text, and what they refuse.
 
-Each prompt is there once a server, so that a stand-in knows a request by it.
+Each prompt occurs once per server, so that a stand-in can identify a request by it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOOL_TOKENS = 64
 TOOL_BEGIN = 631
 """Id of the text model's token that begins a tool call, in the form in which the template has them."""
 COMPACT: dict[str, Any] = {"logit_bias": dict.fromkeys(("201", "202", "205", "224"), -100)}
-"""No whitespace, which JSON may have anywhere: a model that knows no JSON goes on with it."""
+"""Bans whitespace, which JSON may have anywhere: a model that knows no JSON would go on with it."""
 THINK_END = 633
 """Id of the image model's token that ends its reasoning."""
 LONG_PROMPT = 2500
@@ -38,11 +38,8 @@ class SetRequest(msgspec.Struct, frozen=True):
     """It is also asked as a stream."""
 
 
-# ---------------------------------------------------------------- parts
-
-
 def tool(name: str = "add", words: Sequence[str] = ("one", "two")) -> dict[str, Any]:
-    """A function of one argument that is one of a few words: an answer of a few tokens."""
+    """A function with one argument out of a few words: an answer of a few tokens."""
     parameters = _object({"a": {"enum": list(words)}})
     return {"type": "function", "function": {"name": name, "parameters": parameters, "strict": True}}
 
@@ -131,9 +128,6 @@ class RequestSet:
         self.asked.append(SetRequest(name, given, path, is_streamed))
 
 
-# ---------------------------------------------------------------- sets
-
-
 def sampling(wanted: RequestSet) -> None:
     wanted.chat("plain text")
     wanted.chat("system prompt", [{"role": "system", "content": "Be brief."}, *says("Spell cat.")])
@@ -219,7 +213,6 @@ def vllm() -> list[SetRequest]:
 
 
 def beside_text(wanted: RequestSet) -> None:
-    """What adds to an answer, and hints that do not."""
     wanted.text("prompt echoed", echo=True, max_tokens=4)
     wanted.text("prompt echoed with log probabilities", echo=True, logprobs=1, max_tokens=2)
     wanted.text(

@@ -100,7 +100,7 @@ async def _measure(
 
 
 async def _record(client: httpx.AsyncClient, model: str, asked: SetRequest) -> RecordedRequest:
-    """Asks twice: what differs between the two is not the gateway's doing."""
+    """Asks twice: differences between the two are not the gateway's doing."""
     answers: dict[bool, ServerAnswer] = {}
     varies: set[str] = set()
     for is_stream in (False, True) if asked.is_streamed else (False,):
@@ -144,7 +144,6 @@ async def ask(
 
 @contextlib.asynccontextmanager
 async def _gateway(server: OtherServer, directory: Path) -> AsyncIterator[tuple[LocalServer, str]]:
-    """A gateway of ours in front of the server, and a key."""
     upstream = {
         "name": server.kind.name,
         "url": f"{server.url}/v1",

@@ -39,10 +39,10 @@ class OtherKind:
     health: str = "/v1/models"
     has_images: bool = False
     defaults: dict[str, Any] = field(default_factory=dict)
-    """Of sampling, in its model's `generation_config.json`."""
+    """Sampling defaults, for its model's `generation_config.json`."""
     arguments: Sequence[str] = ()
     settings: dict[str, Any] = field(default_factory=dict)
-    """Of the upstream in the gateway in front of it."""
+    """Settings of the upstream in the gateway in front of it."""
 
 
 KINDS = (
@@ -61,7 +61,7 @@ KINDS = (
         "vllm_images",
         *(VLLM, "vllm_cpu", request_set.vllm_images),
         has_images=True,
-        # Random weights put letters together that its tokenizer would cut into more tokens than were made.
+        # Tokenised again, the text of random weights has more tokens than were generated.
         settings={"tokenizer_dir": ""},
         arguments=(
             "--reasoning-parser",

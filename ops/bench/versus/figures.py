@@ -10,7 +10,7 @@ from ops.bench.common.report import spread, spread_text
 from ops.sandbox.core_use import CoreUse
 
 TOO_BUSY = 0.8
-"""A client that runs or waits for a core for more of the time cannot be trusted: it was the bottleneck."""
+"""A client that runs or waits for a core for more of the time was the bottleneck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,6 @@ def busy_share(first: CoreUse, last: CoreUse) -> float:
 
 
 def bottlenecks(rounds: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """A sentence for each measurement in which a client was the bottleneck."""
     return [
         f"round {number} of {name}: the {phase} clients ran or waited for a core for {share:.0%} of the time"
         for name, rows in rounds.items()
@@ -66,7 +65,7 @@ def bottlenecks(rounds: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
 
 
 def summary(rounds: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """By stack: each line's spread, and whether it said why in every round."""
+    """By stack: each line's spread, and whether it explained waits in every round."""
     return {
         name: {line.key: spread([row[line.key] for row in rows]) for line in LINES}
         | {"why": all(row["why"] for row in rows), "why_words": next((row["why"] for row in rows), None)}

@@ -112,7 +112,7 @@ class LeaseClient:
     async def until(
         self, is_so: Callable[[dict[str, SequenceNews]], bool], what: str
     ) -> dict[str, SequenceNews]:
-        """Asks until the news of all its sequences are as awaited. Raises `CannotBench`."""
+        """Polls the news of all its sequences until `is_so`. Raises `CannotBench`."""
         deadline_s = time.monotonic() + WAIT_S
         while True:
             news = (await self.exchange()).sequences
@@ -309,7 +309,7 @@ def _is(news: Mapping[str, SequenceNews], name: str, state: str) -> bool:
 
 
 async def _delivered(answer: StreamedAnswer, tokens: int) -> None:
-    """Waits until the client has what the server says that it emitted, and not longer than 20 s."""
+    """Waits, at most 20 s, until the client has all tokens that the server states as emitted."""
     async with asyncio.timeout(20):
         while answer.tokens < tokens:  # noqa: ASYNC110 (another process sends)
             await asyncio.sleep(0.01)
@@ -320,7 +320,6 @@ WITH_ROOM: tuple[Checks, ...] = (rest_and_go_on, nothing_more, forged, killed_cl
 
 
 async def leases(bench: VllmBench, rounds: int) -> list[Row]:
-    """All checks, one row for each figure."""
     plugin = PluginOptions(SLOTS, bench.key_file(), gateway_timeout_s=GATEWAY_TIMEOUT_S)
     key = bench.key_file().read_bytes().strip()
     rows: list[Row] = []

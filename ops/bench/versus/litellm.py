@@ -124,7 +124,7 @@ class LiteLlmServed:
         await self.process.wait()
 
     async def charged_tokens(self, tenant: str) -> int:
-        """See `ServedStack`. What was told to its callbacks: of a request that it did not end, nothing."""
+        """See `ServedStack`. Counted by its callbacks, which get nothing of a request that it did not end."""
         if self.process.returncode is None:
             await asyncio.sleep(WRITTEN_S)
         bill = self.directory / "bill.jsonl"
@@ -133,5 +133,5 @@ class LiteLlmServed:
         return sum(entry["tokens"] for entry in entries if entry["tenant"] == tenant)
 
     async def why(self, headers: Mapping[str, str], key: str) -> str | None:
-        """See `ServedStack`. What its response headers say of a queue, a wait or a cause."""
+        """See `ServedStack`. Response headers about a queue, a wait or a cause."""
         return explaining_headers(headers)

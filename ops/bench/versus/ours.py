@@ -99,7 +99,7 @@ class OurServed:
         self._server = None
 
     async def set_slots(self, slots: int) -> None:
-        """Sequences that our engine computes in a step. Raises `ServerFailed`."""
+        """Sets the sequences that our engine computes in a step. Raises `ServerFailed`."""
         async with self._serving.operator() as client:
             policy = {"policy": "hybrid", "options": {"slots": slots}}
             await admin_call(client, "POST", "policy", policy)
@@ -157,7 +157,7 @@ class OurServed:
             return {kind: (rows, tokens) for kind, rows, tokens in connection.execute(query, [tenant_id])}
 
     async def why(self, headers: Mapping[str, str], key: str) -> str | None:
-        """See `ServedStack`. What the tenant itself is told: `GET /v1/requests/{id}`."""
+        """See `ServedStack`. The tenant's own view: `GET /v1/requests/{id}`."""
         lines: list[str] = []
         about = {"authorization": f"Bearer {key}"}
         async with httpx.AsyncClient(base_url=self.url, headers=about, timeout=10.0) as client:

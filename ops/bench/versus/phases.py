@@ -31,8 +31,7 @@ from ops.settings.settings import SHIPPED_MODEL
 
 FLOOD_STREAMS = 32
 FLOOD_TOKENS = 200
-"""Answers end by themselves: tokens without text, of which a long answer is full otherwise, are not passed on
-by every gateway, and could not be counted."""
+"""Longer answers are full of tokens without text, which some gateways drop and which could not be counted."""
 MOST_TOKENS = 320
 QUIET_TOKENS = 8
 PROMPT_TOKENS = 24
@@ -41,7 +40,7 @@ MOST_OPEN = 200
 FIRST_REQUESTS = 10
 """Of a fresh gateway: they are slow, and not counted."""
 FILL_S = 4.0
-"""A flood needs so long to fill all places."""
+"""Time for a flood to fill all places."""
 HEAVY_WEIGHT = 3.0
 WEIGHTS_STREAMS = 32
 WEIGHTS_TOKENS = 200
@@ -80,7 +79,6 @@ def chat(messages: Sequence[dict[str, str]], max_tokens: int | None) -> dict[str
 
 
 def bodies(seed: int, answer_tokens: int, count: int = BODIES) -> list[dict[str, Any]]:
-    """Questions whose answers have about so many tokens; the model ends them by itself."""
     chats = chats_of(SHIPPED_MODEL, seed, [(PROMPT_TOKENS, answer_tokens)] * count)
     return [chat(messages, MOST_TOKENS) for messages in chats]
 
@@ -115,8 +113,6 @@ class StackPhases:
             row |= {f"fixed_{key}": value for key, value in fixed.items()}
         row |= await self.limit(number) | await self.kill(number)
         return row | {"client_busy": dict(self._busy)}
-
-    # ------------------------------------------------------------ a flood
 
     async def flood(
         self, names: str, *, most_parallel: int | None = None, alone_s: dict[str, float] | None = None
@@ -169,7 +165,6 @@ class StackPhases:
         return seen
 
     async def _why(self, key: str) -> str | None:
-        """Sends one request beside the flood, and asks why it waited."""
         ask = chat([{"role": "user", "content": "Count from 3 to 9."}], MOST_TOKENS)
         about = {"authorization": f"Bearer {key}"}
         try:
@@ -178,8 +173,6 @@ class StackPhases:
         except httpx.HTTPError as error:
             raise CannotBench(f"{self._contestant.name}: no answer to explain: {error!r}") from None
         return await self._stack.why(answer.headers, key)
-
-    # ------------------------------------------------------------ weights
 
     async def weights(self, names: str, *, is_fixed: bool = False) -> Row:
         """Tokens delivered to weights 1 and 3. `is_fixed`: each key has a limit of tokens in that ratio."""
@@ -209,8 +202,6 @@ class StackPhases:
             "weights_refused": sum(tenant.refused for tenant in seen),
         }
 
-    # ------------------------------------------------------------ a hard limit
-
     async def limit(self, number: int) -> Row:
         """Tokens beyond a hard limit after 50 requests in one instant, with `max_tokens` and without."""
         self._progress("a hard limit")
@@ -239,8 +230,6 @@ class StackPhases:
             "refused": sum(answer.status == 429 for answer in answers),
             "failed": sum(answer.status not in (200, 429) for answer in answers),
         }
-
-    # ------------------------------------------------------------ a killed gateway
 
     async def kill(self, number: int) -> Row:
         """Tokens that clients have and that are on no bill, after the gateway was killed under them."""
@@ -272,7 +261,6 @@ class StackPhases:
 
     @asynccontextmanager
     async def _watched(self, phase: str, *clients: LoadClient) -> AsyncIterator[None]:
-        """Notes how busy each client's process was inside the block."""
         before = [core_use(client.pid, time.monotonic()) for client in clients]
         yield
         for client, first in zip(clients, before, strict=True):
@@ -292,5 +280,4 @@ def delivered_tokens(answers: Sequence[ClientAttempt]) -> int:
 
 
 def fixed_share(tokens_per_s: float, share: float, window_s: float) -> int:
-    """Tokens a window that are `share` of a speed."""
     return max(1, int(tokens_per_s * share * window_s))

@@ -87,7 +87,6 @@ class VllmBench:
     progress: Progress
 
     def key_file(self) -> Path:
-        """The key that gateway and plug-in share."""
         path = self.directory / "plugin.key"
         if not path.exists():
             path.write_text(secrets.token_hex(32) + "\n", encoding="ascii")
@@ -109,7 +108,6 @@ class VllmBench:
                 yield server, stack
 
     def plugin(self, slots: int) -> PluginOptions:
-        """Settings of the plug-in."""
         return PluginOptions(slots, self.key_file())
 
 
@@ -117,9 +115,6 @@ def endless(number: int, tokens: int) -> dict[str, Any]:
     """A chat of exactly so many tokens, whatever they are."""
     asked = [{"role": "user", "content": f"w{number} and on and on"}]
     return chat(asked, tokens) | {"ignore_eos": True}
-
-
-# ---------------------------------------------------------------- shares
 
 
 async def shares(bench: VllmBench, rounds: int) -> list[Row]:
@@ -217,9 +212,6 @@ def fluid_ratio(light_streams: int, heavy_streams: int, weight: float, slots: in
     return heavy / light
 
 
-# ---------------------------------------------------------------- hard limits
-
-
 async def limits(bench: VllmBench, rounds: int) -> list[Row]:
     """50 requests in one instant on a limit for two fifths of them, with kills in the middle."""
     rows = []
@@ -277,9 +269,6 @@ async def _limit(bench: VllmBench, kv_blocks: int | None, killed: str) -> Row:
     }
 
 
-# ---------------------------------------------------------------- caches
-
-
 async def caches(bench: VllmBench, rounds: int) -> list[Row]:
     """Cached tokens of a long prompt: its tenant's again, and another tenant's first."""
     bench.progress("prefix caches")
@@ -302,9 +291,6 @@ async def caches(bench: VllmBench, rounds: int) -> list[Row]:
             client.close()
     ok = cached["first"] == cached["another"] == 0 < min(cached["again"], cached["its"])
     return [{"prompt_tokens": usage["prompt_tokens"], "cached_tokens": cached, "ok": ok}]
-
-
-# ---------------------------------------------------------------- texts
 
 
 async def texts(bench: VllmBench, rounds: int) -> list[Row]:
@@ -336,9 +322,6 @@ async def texts(bench: VllmBench, rounds: int) -> list[Row]:
     )
     return [{"case": f"{FEW_BLOCKS} blocks, half of the answers by a schema", "equal": equal, "of": TEXTS,
              "ok": equal == TEXTS}]  # fmt: skip
-
-
-# ---------------------------------------------------------------- speed
 
 
 async def speed(bench: VllmBench, rounds: int) -> list[Row]:

@@ -34,7 +34,7 @@ PART_COLUMNS: dict[str, Sequence[tuple[str, ...]]] = {
 
 
 def notes(report: Mapping[str, Any]) -> list[str]:
-    """What is needed to judge the table: times, refusals, fixed limits, words, how busy the gateways were."""
+    """Notes for judging the table: times, refusals, fixed limits, explanations, the gateways' load."""
     lines = [about(report)]
     for name, rows in report["stacks"].items():
         lines.append(f"{name}: {_measured(rows)}")
@@ -84,7 +84,6 @@ def _listed(rows: Sequence[Mapping[str, Any]], key: str, spec: str = ",") -> str
 
 
 def show(report: Mapping[str, Any]) -> None:
-    """Prints the comparison's table, as the README has it, a table of each other part, and the notes."""
     if report["stacks"]:
         click.echo(markdown(report["summary"]))
     for part, columns in PART_COLUMNS.items():
@@ -95,8 +94,6 @@ def show(report: Mapping[str, Any]) -> None:
 
 
 def versus_charts(report: Mapping[str, Any]) -> list[BarChart]:
-    """One for each line of a report's summary: medians with their spread, the ideal dashed."""
-
     def bar(name: str, number: int, figure: Mapping[str, float], spec: str) -> Bar:
         median = figure["median"]
         return Bar(name, median, format(median, spec), number, figure["least"], figure["most"])

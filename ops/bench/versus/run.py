@@ -59,7 +59,7 @@ class VersusOptions:
 
 
 def run(options: VersusOptions, progress: Progress = lambda line: None) -> dict[str, Any]:
-    """All parts; `progress` gets a line for each turn. Raises `CannotBench`, `PeerMissing`, `NoServer`."""
+    """`progress` gets a line for each turn. Raises `CannotBench`, `PeerMissing`, `NoServer`."""
     for given, known, kind in ((options.parts, PARTS, "part"), (options.stacks, STACKS, "stack")):
         if unknown := [name for name in given if name not in known]:
             raise CannotBench(f"no {kind} {unknown[0]!r}; there are {', '.join(known)}")

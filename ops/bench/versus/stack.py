@@ -1,4 +1,4 @@
-"""What a comparison needs of a stack: a gateway before a model server, with tenants, limits and bills."""
+"""Interface of a stack in the comparison: a gateway before a model server, with tenants, limits and bills."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Protocol
 SLOTS = 16
 """Sequences that any of the servers computes in a step."""
 PLACES = 96
-"""Sequences whose memory is held where that is apart from the slots: more than all streams of a phase."""
+"""Sequences whose memory is held where that is separate from the slots: more than a phase's streams."""
 
 
 @dataclass(frozen=True, slots=True)
 class TenantTerms:
-    """A tenant as the operator wants it; each stack grants it by what it has."""
+    """A tenant as the operator wants it; each stack grants what it can."""
 
     name: str
     weight: float = 1.0
     limit_tokens: int | None = None
     """Hard limit on input and output tokens together; None: none."""
     most_parallel: int | None = None
-    """Most requests at once, where a stack has no queue that is fair between tenants."""
+    """Most requests at once, for stacks without a queue that is fair between tenants."""
 
 
 class ServedStack(Protocol):
@@ -44,7 +44,7 @@ class ServedStack(Protocol):
         ...
 
     async def why(self, headers: Mapping[str, str], key: str) -> str | None:
-        """Why the request with these response headers waited, in the stack's words; None: it does not say."""
+        """Why the request with these response headers waited, in the stack's words; None: unexplained."""
         ...
 
 
@@ -54,14 +54,14 @@ class Contestant(Protocol):
 
     @property
     def is_fair_by_itself(self) -> bool:
-        """Its queue shares by weight. Where not, tenants get the fixed limits that an operator would set."""
+        """Its queue shares by weight. Otherwise tenants get the fixed limits that an operator would set."""
         ...
 
     @property
     def limit_window_s(self) -> float:
-        """After so long a limit of a key starts anew; infinite: never."""
+        """A key's limit resets after so long; infinite: never."""
         ...
 
     def open(self, directory: Path) -> contextlib.AbstractAsyncContextManager[ServedStack]:
-        """Starts its gateway with an empty state in `directory`; it is ended with the block."""
+        """Runs its gateway in the block, with an empty state in `directory`."""
         ...

@@ -37,7 +37,7 @@ class PluginOptions:
     """Of the signatures; the gateway has the same."""
     policy: str = "hybrid"
     gateway_timeout_s: float = 30.0
-    """A gateway that was silent for longer is gone."""
+    """A gateway silent for longer counts as gone."""
 
     def environment(self) -> dict[str, str]:
         """Its settings: vLLM has no place for a plug-in's flags."""

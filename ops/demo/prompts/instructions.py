@@ -71,16 +71,13 @@ class Instruction:
 
     @property
     def characters(self) -> int:
-        """How long the conversation is, answer included."""
         return sum(len(message.content) for message in self.messages) + len(self.answer)
 
     def chat(self) -> list[dict[str, str]]:
-        """The messages in the shape that chat templates and chat APIs take."""
         return [{"role": message.role, "content": message.content} for message in self.messages]
 
 
 def is_held_out(key: str) -> bool:
-    """Whether the instruction with this key is kept out of training."""
     digest = hashlib.sha256(key.encode()).digest()
     return int.from_bytes(digest[:8], "big") % HELD_OUT_ONE_IN == 0
 
@@ -119,13 +116,10 @@ def decorate(
 def prompt_for_lengths(
     rng: random.Random, input_tokens: int, output_tokens: int, count_tokens: Callable[[str], int]
 ) -> Instruction:
-    """An instruction whose prompt and answer are about as long as wanted.
-
-    `input_tokens` counts the whole rendered prompt of one user message, template included, and
-    `output_tokens` counts the answer with its end token; `count_tokens` counts plain text. The answer is
-    within 2 tokens or 5 % (whichever is more) of a wish between 2 and 301; the prompt is within 2 tokens
-    of a wish up to `LONGEST_PROMPT_TOKENS`, unless the bare instruction is longer than the wish.
-    """
+    """An instruction with prompt and answer of about these lengths. `input_tokens` counts the whole rendered
+    prompt of one user message, `output_tokens` the answer with its end token, `count_tokens` plain text. The
+    answer is within 2 tokens or 5 % (whichever is more) of a wish between 2 and 301; the prompt is within 2
+    tokens of a wish up to `LONGEST_PROMPT_TOKENS`, unless the bare instruction is longer."""
     wanted_answer = min(max(output_tokens - END_TOKENS, 1), LONGEST_ANSWER_TOKENS)
     wanted_prompt = min(input_tokens, LONGEST_PROMPT_TOKENS) - TEMPLATE_TOKENS
     best: Instruction | None = None
@@ -145,7 +139,7 @@ def prompt_for_lengths(
 
 
 def filler_words(rng: random.Random, number: int) -> list[str]:
-    """Harmless words in the order of plain sentences, for notes that the model learns to ignore."""
+    """Words in the order of plain sentences, for notes that the model learns to ignore."""
     words: list[str] = []
     while len(words) < number:
         adjective, other_adjective = rng.sample(_ADJECTIVES, 2)
@@ -162,7 +156,6 @@ def instruction_of(family: str, content: str, prompt: str, answer: str) -> Instr
 
 
 def _worded(rng: random.Random, wordings: Sequence[str], **values: object) -> str:
-    """One wording of a question, sometimes carelessly typed."""
     text = rng.choice(wordings).format(**values)
     if rng.random() < 0.05 and not text.startswith('"'):
         text = text[0].lower() + text[1:]
@@ -367,7 +360,7 @@ def _kind(rng: random.Random) -> Instruction:
     kind_text = f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
     wordings = ("Is {word} {kind}?", "Is {word} {kind}, yes or no?", "Yes or no, is {word} {kind}?")
     prompt = _worded(rng, wordings, word=_with_article(word), kind=kind_text)
-    # Which thing is of which kind has to be told: what is held out is the wording.
+    # The thing's kind has to be given: what is held out is the wording.
     return _fact(prompt.lower().rstrip("?"), prompt, kind == _KIND_OF[word])
 
 
@@ -411,7 +404,6 @@ def _with_note(prompt: str, rng: random.Random, number_of_words: int) -> str:
 def _padded_with_note(
     instruction: Instruction, rng: random.Random, wanted_prompt: int, count_tokens: Callable[[str], int]
 ) -> Instruction:
-    """The instruction with a note in front that brings its prompt to the wanted number of tokens."""
     bare = instruction.prompt
     note_seed = rng.getrandbits(64)
     number_of_words = wanted_prompt - count_tokens(bare) - 3
@@ -429,7 +421,6 @@ def _padded_with_note(
 
 
 def _candidate_of_length(rng: random.Random, wanted: int, count_tokens: Callable[[str], int]) -> Instruction:
-    """An instruction whose answer has about the wanted number of tokens."""
     if wanted <= 3:
         return make_instruction(rng.choice(("facts", "arithmetic")), rng, held_out=None)
     if wanted <= 30 and rng.random() < 0.7:
@@ -440,7 +431,6 @@ def _candidate_of_length(rng: random.Random, wanted: int, count_tokens: Callable
 
 
 def _last_counted(start: int, wanted: int, count_tokens: Callable[[str], int]) -> int:
-    """Where counting from `start` has to stop for about `wanted` tokens."""
     text, last = str(start), start
     tokens = count_tokens(text)
     while last < LARGEST_COUNTED:

@@ -18,7 +18,7 @@ MAX_TOKENS = 300
 
 
 def chats_of(model: Path, seed: int, lengths: Iterable[tuple[int, int]]) -> list[list[dict[str, str]]]:
-    """A conversation for each wanted length of prompt and answer, which the model ends by itself."""
+    """A conversation for each wanted length of prompt and answer; the model ends its answer by itself."""
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
 
     def count_tokens(text: str) -> int:
@@ -46,6 +46,5 @@ class Prompts:
         return {"model": model, "messages": self.chats[place], "max_tokens": MAX_TOKENS, "temperature": 0}
 
     def spread(self, number: int) -> list[int]:
-        """Places of `number` requests, evenly spread over the slice."""
         step = max(1, len(self.chats) // number)
         return list(range(0, len(self.chats), step))[:number]

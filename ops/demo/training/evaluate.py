@@ -81,7 +81,6 @@ def answer_greedily(
 
 
 def exact_percent(instructions: Sequence[Instruction], replies: Sequence[ModelReply]) -> float:
-    """The share of replies that are the right answer to the letter and ended by themselves, in percent."""
     exact = sum(
         reply.ended and reply.text == instruction.answer
         for instruction, reply in zip(instructions, replies, strict=True)
@@ -90,7 +89,7 @@ def exact_percent(instructions: Sequence[Instruction], replies: Sequence[ModelRe
 
 
 def replayed(tokenizer: Any, number: int, seed: int) -> list[Instruction]:
-    """Instructions made to order for random lengths, as the demo makes them when it replays a trace."""
+    """Instructions for random lengths, made as the demo makes them when it replays a trace."""
     rng = random.Random(f"replayed:{seed}")
 
     def count_tokens(text: str) -> int:

@@ -39,7 +39,7 @@ FINISHING_SHARE: dict[str, float] = {
 def training_stream(
     seed: int, longest_characters: int | None = None, share: Mapping[str, float] = TRAINING_SHARE
 ) -> Iterator[Instruction]:
-    """An endless, seeded stream; none is held out, none longer than `limit` characters."""
+    """An endless, seeded stream; none is held out, none has more than `longest_characters`."""
     rng = random.Random(seed)
     families = tuple(share)
     shares = tuple(share.values())

@@ -79,11 +79,10 @@ class TrainingBatch:
 
 
 def build_tokenizer(seed: int) -> PreTrainedTokenizerFast:
-    """The tokenizer: the common words of the instructions are one token each, all else goes by bytes.
+    """The tokenizer: common words of the instructions are one token each, all else goes by bytes.
 
-    It is a byte-level BPE without merges: a piece that is in the vocabulary is one token, any other piece
-    is its bytes. So no word is cut at odd places, letters of unknown words stay visible to the model (which
-    makes spelling learnable), and any Unicode text survives the round trip.
+    A byte-level BPE without merges: no word is cut at odd places, letters of unknown words stay visible to
+    the model (which makes spelling learnable), and any Unicode text survives the round trip.
     """
     splitter = pre_tokenizers.Sequence(
         [
@@ -116,7 +115,6 @@ def build_tokenizer(seed: int) -> PreTrainedTokenizerFast:
 
 
 def _common_pieces(splitter: pre_tokenizers.PreTokenizer, seed: int, room: int) -> list[str]:
-    """The most frequent pieces of the training text that may become tokens of their own."""
     frequencies: collections.Counter[str] = collections.Counter()
     for instruction in islice(training_stream(seed), 30_000):
         for text in (*(message.content for message in instruction.messages), instruction.answer):
@@ -220,8 +218,7 @@ def answer_logits(model: LlamaForCausalLM, batch: TrainingBatch) -> torch.Tensor
 def training_batches(
     seed: int, tokenizer: PreTrainedTokenizerFast, *, steps: int, tokens_per_batch: int, is_finish: bool
 ) -> Iterator[tuple[TrainingBatch, float]]:
-    """Each batch with the mean weight to scale its loss by: short conversations first, then all lengths; of
-    the last steps mostly the hardest families."""
+    """Each batch with the mean weight to scale its loss by: short ones first, mostly hard families last."""
     short_steps = round(SHORT_SHARE * steps)
     phases = [
         (training_stream(seed, SHORT_CHARACTERS), short_steps),
@@ -272,7 +269,6 @@ def held_out_exact(model: LlamaForCausalLM, batches: dict[str, list[TrainingBatc
 
 
 def cpu_minutes() -> float:
-    """User and system time of this process and its children so far."""
     times = os.times()
     return (times.user + times.system + times.children_user + times.children_system) / 60
 

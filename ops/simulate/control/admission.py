@@ -25,23 +25,21 @@ class SimulatedAdmission(TargetGate):
     """For one run: `PoolObserver.admits`."""
 
     def __init__(self, slo: SloLimits) -> None:
-        """`slo`: the targets of every request."""
         super().__init__()
         self._slo = slo
         self._targets_s = {"ttft": slo.ttft_s, "e2e": slo.e2e_s}
         self._calibration = Calibration()
         self._predictions = Learned()
-        """Its own: a forecast keeps state of its queries, and advice must change nothing."""
+        """Separate, because a forecast keeps state of its queries and advice must change nothing."""
         self._forecasts: dict[int, tuple[SimulatedRequest, Bucket, Forecast, Figures]] = {}
         """Of admitted requests, by row: the forecast before and after calibration."""
         self._pool: SimulatedPool | None = None
         self._cache: ForecastCache | None = None
 
     def admits(self, pool: SimulatedPool, request: SimulatedRequest) -> bool:
-        """Whether a request that arrives now is queued."""
         if self._cache is None:
             self._pool = pool
-            # Replays cost a simulated gateway nothing: how long they take here says nothing of its machine.
+            # Replays are free for a simulated gateway: their duration here is not that of its machine.
             self._cache = ForecastCache(
                 pool.flow, self._loads, _lengths, every_s=REPLAY_EVERY_S, stopwatch=lambda: 0.0
             )
@@ -98,7 +96,6 @@ class SimulatedAdmission(TargetGate):
 
 
 def _lengths(tickets: Sequence[Ticket], engines: Sequence[EngineLoad]) -> dict[str, AnswerLength]:
-    """As each request was predicted."""
     waiting = (ticket.entry for ticket in tickets)
     running = (flight.entry for load in engines for flight in load.flights)
     return {

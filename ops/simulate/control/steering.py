@@ -35,7 +35,7 @@ class Steering:
         *,
         on_situation: Callable[[Situation], None] | None = None,
     ) -> None:
-        """`table`: says where the knobs rest, in every mode; `on_situation`: is told of each look's load."""
+        """`table`: where the knobs rest, in every mode; `on_situation` is called at each look."""
         self.admission = SimulatedAdmission(slo)
         self.switch = None if table is None else MacroStateSwitch(table)
         self._on_situation = on_situation
@@ -44,12 +44,10 @@ class Steering:
         self._control: Control | None = None
         self._setters: Setters = {}
         self._own_rests: dict[Knob, float] = {}
-        """Where the options of the run put the knobs that a table moves."""
+        """Resting values, by the run's options, of the knobs that a table moves."""
         self._look_s = EVERY_S
         self._rows = 0
-        """Of the records, seen."""
         self._open: list[int] = []
-        """Of them, those that had not ended."""
         self._lengths: deque[int] = deque(maxlen=KEPT_LENGTHS)
         self._attainment = RecentShare()
         self._hits = RecentShare()
@@ -64,8 +62,7 @@ class Steering:
 
     @property
     def foresees(self) -> bool:
-        """Whether requests may be refused in this run, or the loop's advice depends on forecasts: without
-        them a run is faster, and ends alike."""
+        """Whether forecasts refuse requests or change advice; else a faster run without them ends alike."""
         entries = () if self.switch is None else self.switch.table.entries
         return (
             self._mode is not ControlMode.OFF
@@ -78,7 +75,6 @@ class Steering:
         return [] if self._control is None else list(self._control.moves)
 
     def look(self, pool: SimulatedPool) -> None:
-        """After a decision of the pool: looks at its load, if `EVERY_S` have passed."""
         if pool.now_s < self._look_s:
             return
         self._look_s = pool.now_s + EVERY_S
@@ -153,7 +149,6 @@ class Steering:
 
 
 def setters_of(pool: SimulatedPool, admission: SimulatedAdmission) -> Setters:
-    """By knob: those that the pool has."""
     lends: Setters = {} if pool.budget is None else {Knob.QUOTA: pool.budget.lend}
     return {
         **queue_setters(pool.flow),
@@ -164,7 +159,7 @@ def setters_of(pool: SimulatedPool, admission: SimulatedAdmission) -> Setters:
 
 
 def rests_of(pool: SimulatedPool) -> Mapping[Knob, float]:
-    """Where the options of the run put knobs that do not rest where `DEFAULT_BOUNDS` say."""
+    """Resting values, by the run's options, of knobs that do not rest where `DEFAULT_BOUNDS` puts them."""
     options = pool.members[0].engine.table.policy.options
     return {
         Knob.LOOKAHEAD: pool.flow.window.lookahead_sequences,

@@ -41,7 +41,6 @@ class Fairness:
     """The lowest and the highest difference of two tenants since both have waited."""
 
     def look(self, pool: SimulatedPool) -> None:
-        """After a decision: samples service, if `PERIOD_S` have passed."""
         if pool.now_s < self._next_s:
             return
         self._next_s = pool.now_s + self.period_s

@@ -31,7 +31,7 @@ def quantiles(values: Iterable[float]) -> dict[str, float]:
 
 
 def latencies(records: Records, rows: Sequence[int], slo: SloLimits, span_s: float) -> Figures:
-    """Of some requests: their times, how many met the SLO, and how many of those a second."""
+    """Times of some requests, how many met the SLO, and how many of those a second."""
     met = sum(slo.met(records, row) for row in rows)
     of: dict[str, Callable[[int], float]] = {
         "ttft_s": records.ttft_s,
@@ -98,7 +98,7 @@ def figures(pool: SimulatedPool, fairness: Fairness, slo: SloLimits) -> Figures:
 def energy(
     machine: Machine, replicas: int, busy_s: float, span_s: float, output_tokens: int
 ) -> Figures | None:
-    """Busy steps at the data sheet's most, all other time at idle power; None: the power is not known."""
+    """Busy steps at the data sheet's maximum, all other time at idle power; None: the power is not known."""
     if not machine.watts:
         return None
     idle_s = span_s * replicas - busy_s
@@ -110,9 +110,6 @@ def energy(
         "basis": f"{machine.watts:g} W busy, {machine.idle_watts:g} W idle, "
         f"{machine.gpus * replicas} devices",
     }
-
-
-# Summaries of many measurements.
 
 
 def within_factor(pairs: Sequence[tuple[float, float]], factor: float, floor: float) -> float | None:
@@ -127,7 +124,6 @@ def within_factor(pairs: Sequence[tuple[float, float]], factor: float, floor: fl
 
 
 def covered(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Share of (upper estimate, actual) pairs where the actual stayed at or below the estimate."""
     if not pairs:
         return None
     return sum(actual <= estimate for estimate, actual in pairs) / len(pairs)

@@ -1,10 +1,9 @@
 """Differences between simulated and measured times, learned from traffic that was really served.
 
 A simulated replica takes steps and nothing else; a real request also waits for messages and a busy
-interpreter. What that comes to is measured where traffic was recorded *and* simulated under the policy that
-served it: real less simulated, up to the first token and from there to the last. It is drawn at random for
-the requests of another simulation (bootstrapping of residuals, Efron 1979), among those whose simulated first
-token came about as late and whose simulated decoding took about as long.
+interpreter. Real less simulated time (to the first token, and from there to the last) is measured where
+traffic was recorded *and* simulated under the policy that served it, and drawn at random for requests of
+another simulation with similar simulated times (bootstrapping of residuals, Efron 1979).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Residual(NamedTuple):
     simulated_ttft_s: float
     simulated_decode_s: float
     ttft_s: float
-    """By which its first token came later than simulated."""
+    """First token, real less simulated."""
     decode_s: float
 
 
@@ -60,7 +59,7 @@ class Shortfall:
     def __post_init__(self) -> None:
         if not self.residuals:
             raise ValueError("no request was both served and simulated to its end")
-        # Equal ones in no order: what they fall short of must not tell which of them are drawn.
+        # Equal ones in random order: their values must not decide which of them are drawn.
         shuffled = random.Random("equal").sample(self.residuals, len(self.residuals))
         object.__setattr__(self, "residuals", tuple(sorted(shuffled, key=_TTFT)))
 
@@ -70,7 +69,7 @@ class Shortfall:
         return Shortfall(tuple(residuals_of(real, simulated).values()))
 
     def add_to(self, records: Records, seed: str, rows: Iterable[int] | None = None) -> None:
-        """Puts the times of answers right, in place; no token comes before its request or out of order."""
+        """Adds to the times of answers in place; no token comes before its request or out of order."""
         rng = random.Random(f"shortfall {seed}")
         for row in records.done() if rows is None else rows:
             decode_s = records.last_s[row] - records.first_s[row]
@@ -79,7 +78,6 @@ class Shortfall:
             records.last_s[row] = records.first_s[row] + max(0.0, decode_s + drawn.decode_s)
 
     def _drawn(self, ttft_s: float, decode_s: float, rng: random.Random) -> Residual:
-        """One of those with about these simulated times."""
         ordered = self.residuals
         width = min(NEIGHBOURS, len(ordered))
         first, end = (look(ordered, ttft_s, key=_TTFT) for look in (bisect_left, bisect_right))

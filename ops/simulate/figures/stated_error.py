@@ -1,10 +1,10 @@
 """The stated error of a replay, from a simulation of what was really served.
 
-The recording is cut into `PARTS` stretches of requests. What the simulation of each falls short of
-(`shortfall.py`) is drawn from the *other* stretches: no request has a part in its own simulated times. How
-much the figures scatter by chance is found by drawing whole stretches with replacement (block bootstrap,
-Kuensch 1989); the stated error is the scatter that holds for all figures together in `CONFIDENCE` of the
-draws (the max-t band). What was served and never ends in its simulation counts as infinitely late.
+The recording is cut into `PARTS` stretches of requests. The shortfall of each stretch's simulation
+(`shortfall.py`) is drawn from the *other* stretches: no request has a part in its own simulated times. Chance
+scatter of the figures is found by drawing whole stretches with replacement (block bootstrap, Kuensch 1989);
+the stated error holds for all figures together in `CONFIDENCE` of the draws (the max-t band). A request that
+was served and never ends in its simulation counts as infinitely late.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_REQUESTS = 20_000
 DRAWS = 200
 CONFIDENCE = 0.95
 LEAST_ERROR = 0.01
-"""What is nearer than that is as good as equal."""
+"""Smaller differences count as equal."""
 LEAST_S = 1e-6
 """Times are recorded in microseconds."""
 FIGURES = (("ttft_s", 0.5), ("ttft_s", 0.9), ("e2e_s", 0.5), ("e2e_s", 0.9))
@@ -39,27 +39,26 @@ class ComparedFigure:
     name: str
     served_s: float
     simulated_s: float
-    """With what others fell short of; infinite: never."""
+    """With the shortfall of others; infinite: never."""
     alone_s: float
-    """Without that."""
+    """Without it."""
     error: float | None
     """Stated, as a share of the served figure; None: too few requests."""
 
     @property
     def off(self) -> float:
-        """By what share of the served figure the baseline is off; below 0: it is faster."""
+        """The baseline's deviation as a share of the served figure; below 0: it is faster."""
         return self.simulated_s / self.served_s - 1 if self.served_s > 0 else 0.0
 
     @property
     def is_within(self) -> bool:
-        """Whether the baseline is off by no more than the stated error."""
         return self.error is None or abs(self.off) <= self.error
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
     records: Records
-    """Its requests, put right by what others fell short of."""
+    """Its requests, with the shortfall of others added."""
     shortfall: Shortfall
     """Of all requests: for simulations of something else."""
     figures: tuple[ComparedFigure, ...]
@@ -81,12 +80,10 @@ class Baseline:
 
     @property
     def off(self) -> list[ComparedFigure]:
-        """Figures that are off by more than their stated errors."""
         return [figure for figure in self.figures if not figure.is_within]
 
 
 def _parts(rows: Sequence[int], count: int) -> list[Sequence[int]]:
-    """Stretches of about equal length, in order."""
     bounds = [len(rows) * number // count for number in range(count + 1)]
     return [rows[low:high] for low, high in pairwise(bounds)]
 
@@ -137,7 +134,7 @@ class _Sample:
 
 
 def _errors(samples: Mapping[str, tuple[_Sample, ...]], ratios: Sequence[float], parts: int) -> list[float]:
-    """Of each figure's ratio: simulated over served."""
+    """The stated error of each figure's ratio, simulated over served."""
     rng = random.Random("stated error")
     scatter: list[list[float]] = []
     for _ in range(DRAWS):
@@ -148,7 +145,7 @@ def _errors(samples: Mapping[str, tuple[_Sample, ...]], ratios: Sequence[float],
         for (name, share), ratio in zip(FIGURES, ratios, strict=True):
             served, simulated, _ = samples[name]
             off = simulated.quantile(share, times) / served.quantile(share, times)
-            # Where it never ends at all, or not in this draw, chance says nothing.
+            # Where it never ends at all, or not in this draw, chance cannot be judged.
             drawn.append(off / ratio - 1 if off < inf and ratio < inf else 0.0)
         scatter.append(drawn)
     spreads = [max(1e-9, statistics.pstdev(draws)) for draws in zip(*scatter, strict=True)]

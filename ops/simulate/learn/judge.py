@@ -45,11 +45,9 @@ class HeldOutRuns:
     by_seed: Mapping[int, tuple[TrialRun, ...]]
 
     def means(self) -> list[float]:
-        """The sum's mean over the pieces, by seed."""
         return [statistics.fmean(run.value for run in runs) for runs in self.by_seed.values()]
 
     def share(self, part: str) -> float:
-        """Mean of a part of the sum, such as `missed`."""
         return statistics.fmean(getattr(run.served, part) for runs in self.by_seed.values() for run in runs)
 
 
@@ -64,7 +62,6 @@ def served_held_out(
 
 
 def judged(against: str, table: HeldOutRuns, other: HeldOutRuns) -> TableJudgement:
-    """Compares two tables on the same pieces and seeds."""
     ours, theirs = table.means(), other.means()
     differences = [own - its for own, its in zip(ours, theirs, strict=True)]
     spread = statistics.stdev(differences) if len(differences) > 1 else 0.0

@@ -23,7 +23,7 @@ DEFAULT_BUDGET = 120_000
 JUDGE_SHARE, SURVEY_SHARE = 0.3, 0.15
 SEEDS_A_SEARCH, SEEDS_A_JUDGEMENT = 2, 3
 RUNS_A_UNIT = 16
-"""Of the search, on each of its pieces and seeds: the fewer pieces, the more candidates."""
+"""Runs of the search on each of its pieces and seeds: the fewer pieces, the more candidates."""
 LEAST_RUNS = 4
 MOST_SEED = 1_000_000
 
@@ -50,7 +50,6 @@ class LearningOutcome:
 
     @property
     def wins(self) -> bool:
-        """Against `hybrid`, and against the table that was there."""
         return self.against_hybrid.wins and (self.against_old is None or self.against_old.wins)
 
 
@@ -130,7 +129,6 @@ def _unlike(values: dict[Piece, float], most_requests: int) -> list[Piece]:
 
 
 def _start(name: str, setup: LearningSetup, seed: int, seen: Sequence[Situation]) -> LearnedTable:
-    """All macro-states as under `hybrid`."""
     return LearnedTable(
         format=FORMAT,
         version=VERSION,
@@ -146,7 +144,6 @@ def _start(name: str, setup: LearningSetup, seed: int, seen: Sequence[Situation]
 
 
 def _with_shares(table: LearnedTable, seen: Sequence[Situation], looks: Sequence[int]) -> LearnedTable:
-    """The entries of the states that were seen, under `hybrid` or under the table, with their shares."""
     counts = list(looks)
     for situation in seen:
         counts[state_of(situation, table.borders)] += 1

@@ -39,7 +39,7 @@ class LearningObjective:
             )
 
     def of(self, served: ServedSum, hybrid: ServedSum) -> float:
-        """The whole sum; `hybrid`: what became of the same requests under `hybrid`."""
+        """The whole sum; `hybrid`: of the same requests under `hybrid`."""
         energy = served.joules_per_token / hybrid.joules_per_token - 1 if hybrid.joules_per_token else 0.0
         return self.waits * served.waits + self.misses * served.missed + self.energy * energy
 
@@ -66,12 +66,10 @@ class ServedSum:
 
 
 def wait_target_s(slo: SloLimits) -> float:
-    """What waits for a first token are measured by."""
     return next((limit_s for limit_s in (slo.ttft_s, slo.e2e_s) if math.isfinite(limit_s)), PLAIN_WAIT_S)
 
 
 def served_sum(records: Records, slo: SloLimits, joules_per_token: float | None) -> ServedSum:
-    """Of all requests of a run that has ended."""
     count, target_s = len(records), wait_target_s(slo)
     rows = range(count)
     return ServedSum(

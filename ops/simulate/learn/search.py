@@ -28,9 +28,9 @@ class TableChange:
     action: str
     value: float
     gain: float
-    """By which the sum fell, mean of all trials."""
+    """Decrease of the sum, mean of all trials."""
     spread: float
-    """Standard deviation of that between seeds."""
+    """Standard deviation of the gain between seeds."""
 
 
 class BudgetSpent(Exception):
@@ -57,7 +57,6 @@ class TableSearch:
 
     @property
     def looks(self) -> list[int]:
-        """In each macro-state, of the best table's runs."""
         return [sum(run.looks[state] for run in self._best.values()) for state in range(NUM_STATES)]
 
     def run(self) -> LearnedTable:
@@ -73,7 +72,7 @@ class TableSearch:
         return self.table
 
     def states_by_weight(self) -> list[int]:
-        """Those that were seen, by their share of looks times the waiting in them, the heaviest first."""
+        """The states seen, by their share of looks times the waiting in them, the heaviest first."""
         looks = self.looks
         # The sum over the looks is their number times the mean wait in them.
         waits = [sum(run.waits[state] for run in self._best.values()) for state in range(NUM_STATES)]
@@ -94,7 +93,7 @@ class TableSearch:
         if candidate == self.table:
             return
         looks = {unit: sum(run.looks[state] for state in states) for unit, run in self._best.items()}
-        # Where its states are not seen, a change changes nothing.
+        # A change has no effect where its states are not seen.
         seen = sorted((unit for unit in self._units if looks[unit]), key=lambda unit: -looks[unit])
         if not seen:
             return
@@ -120,7 +119,7 @@ class TableSearch:
 def gain_of(
     units: Sequence[LearningTrial], best: dict[LearningTrial, TrialRun], runs: dict[LearningTrial, TrialRun]
 ) -> tuple[float, float]:
-    """By how much the sum falls, mean of all units, and the standard deviation of that between seeds."""
+    """Mean decrease of the sum over all units, and its standard deviation between seeds."""
     by_seed: dict[int, list[float]] = {}
     for unit in units:
         gain = best[unit].value - runs[unit].value if unit in runs else 0.0
@@ -130,12 +129,10 @@ def gain_of(
 
 
 def is_kept(gain: float, spread: float) -> bool:
-    """Whether a change that gains so much stays: by more than the seeds differ, and by more than nothing."""
     return gain > max(LEAST_GAIN, spread)
 
 
 def changed(table: LearnedTable, states: Sequence[int], action: str, value: float) -> LearnedTable:
-    """The table with another value of one action in these states, as far as they stand in it."""
     changes = {action: type(getattr(Actions(), action))(value)}
     entries = [
         replace(entry, actions=replace(entry.actions, **changes)) if entry.state in states else entry

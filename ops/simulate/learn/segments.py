@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from ops.simulate.traffic.requests import SimulatedRequest
 
 MOST_STRETCHES = 24
-"""Of a trace of up to a day; of a longer one as many as it has hours."""
+"""Of a trace of up to a day; a longer one has as many as it has hours."""
 LEAST_STRETCHES = 4
 SHORTEST_S, USUAL_S, LONGEST_S = 60.0, 120.0, 3600.0
 LEAST_REQUESTS = 400
 MOST_REQUESTS = 1_000_000
 JITTER_S = 1.0
-"""What seeds move arrivals by, at most, either way."""
+"""Seeds move arrivals by at most this, either way."""
 
 
 class TraceTooShort(ValueError):
-    """Nothing of it can be held out; the message says how much is needed."""
+    """Too short to hold anything out; the message states the needed length."""
 
 
 @dataclass(frozen=True, slots=True)

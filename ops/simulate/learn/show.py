@@ -22,7 +22,7 @@ from ops.simulate.learn.trial import LearningSetup
 def report(
     outcome: LearningOutcome, setup: LearningSetup, budget: int, written: Path | None, notes: list[str]
 ) -> dict[str, Any]:
-    """For JSON. `written`: the file that has the table now; `notes`: what else is to be said."""
+    """For JSON. `written`: the file that has the table now."""
     learned, runs, hybrid = outcome.table, outcome.runs, outcome.hybrid
     return plain(  # type: ignore[no-any-return]
         {
@@ -120,7 +120,6 @@ def show(outcome: LearningOutcome, setup: LearningSetup, written: Path | None, n
 
 
 def differences(actions: Actions) -> str:
-    """What an entry does otherwise than `hybrid`."""
     usual = structs.asdict(HYBRID)
     changed = [
         f"{name} {value:g} (hybrid: {usual[name]:g})"

@@ -50,7 +50,7 @@ class LearningSetup:
 
 
 def queue_as_served(machine: Machine) -> Mapping[str, Any]:
-    """Options of the queue in front of such a machine, where nothing else is known: a gateway's defaults."""
+    """Options of the queue in front of such a machine: a gateway's defaults."""
     return {"lanes": LaneRule(long_tokens_of(machine.context_tokens), LONG_SHARE, LONG_SHARE)}
 
 
@@ -65,7 +65,7 @@ class TrialRun:
     served: ServedSum
     value: float
     looks: tuple[int, ...]
-    """In each macro-state of the table that ran; all 0 where none did."""
+    """Looks in each macro-state of the table that ran; all 0 without a table."""
     waits: tuple[float, ...]
     """By macro-state: requests that waited for each place, summed over its looks."""
 
@@ -76,7 +76,7 @@ class Trials:
     def __init__(
         self, setup: LearningSetup, budget: int, progress: Callable[[int, int], None] = lambda done, of: None
     ) -> None:
-        """`progress` is told how many of the requests of `budget` are simulated."""
+        """`progress` gets the number of requests simulated, and `budget`."""
         self.setup = setup
         self.budget = budget
         self.simulated = 0
@@ -96,7 +96,7 @@ class Trials:
     def hybrid(
         self, trial: LearningTrial, on_situation: Callable[[Situation], None] | None = None
     ) -> TrialRun:
-        """Under `hybrid`; `on_situation` is told of every look's load, if it has not run before."""
+        """Under `hybrid`; `on_situation` is called at every look, unless the trial has run before."""
         key = trial.piece.name, trial.seed
         if key not in self._hybrid:
             self._hybrid[key] = self._run(trial, None, on_situation)

@@ -1,9 +1,8 @@
 """GPUs, models, and the step times that follow from them.
 
-A roofline (Williams, Waterman and Patterson, CACM 2009): a step takes the longer of computing its products
-and of reading the weights and the KV that its decodes attend to, at a stated share of the data sheet's speed,
-plus what passes between steps. With tensor parallelism weights, KV and products are split evenly, and every
-layer ends with two all-reduces. A profile of a real engine (`--profile`) is better where there is one.
+A roofline (Williams, Waterman and Patterson, CACM 2009; `docs/simulating.md`). With tensor parallelism
+weights, KV and products are split evenly, and every layer ends with two all-reduces. A profile of a real
+engine (`--profile`) is better where there is one.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ STEP_OVERHEAD_S = 1.5e-3
 SEQUENCE_OVERHEAD_S = 10e-6
 """Sampling and text, for each sequence of a step."""
 COLLECTIVE_S = 10e-6
-"""What an all-reduce takes however small it is."""
+"""Least time of an all-reduce."""
 BYTES_PER_NUMBER = 2
 """bfloat16: weights, KV and activations."""
 MEMORY_SHARE = 0.9
@@ -72,12 +71,10 @@ GPUS = {
         Gpu("cpu", 256e9, 307.2e9, 4.5e12, 20e9, 270.0, 90.0),
     )
 }
-"""Idle power is no data-sheet figure: about what such a device shows with a model loaded and nothing to
-do."""
+"""Idle power is not from data sheets: about what such a device draws with a model loaded."""
 
 
 def _llama(layers: int, hidden: int, intermediate: int, heads: int, head_dim: int) -> dict[str, Any]:
-    """A config.json, as far as it counts here."""
     return {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
@@ -166,7 +163,7 @@ class Roofline:
 
     @property
     def weight_bytes(self) -> int:
-        """All weights, the embedding (which is looked up, not multiplied) apart from the output's product."""
+        """All weights; the embedding (looked up, not multiplied) counts apart from the output's product."""
         return (self.shape.step_parameters + self.shape.head_parameters) * BYTES_PER_NUMBER
 
     @property
@@ -181,7 +178,6 @@ class Roofline:
 
     @property
     def context_tokens(self) -> int:
-        """The longest sequence that the model takes."""
         return int(self.config["max_position_embeddings"])
 
     def limits_s(self, shape: StepShape) -> tuple[float, float]:
@@ -203,7 +199,7 @@ class Roofline:
     def decodes_s(self, shape: StepShape, steps: int) -> list[float]:
         model, decodes, context = self.shape, shape.decode_tokens, shape.decode_context
         between_s = self._between_s(shape.prompt_tokens + decodes, shape.rows)
-        # Whole numbers as in `limits_s`, so that every step is what `step_s` says to the last bit.
+        # Whole numbers as in `limits_s`, so that every step equals `step_s` to the last bit.
         per_context = 4 * model.attention_width
         flops = (
             2 * model.body_parameters * (shape.prompt_tokens + decodes)
@@ -244,7 +240,7 @@ class Machine:
     name: str
     timing: StepTiming
     step_time: StepTime
-    """What schedulers take `timing` to be: the linear model that engines fit."""
+    """The linear model that engines fit, which schedulers use for `timing`."""
     kv_tokens: int
     context_tokens: int
     max_sequences: int = 256
@@ -255,7 +251,7 @@ class Machine:
     """Of each GPU when it is busy; 0: not known."""
     idle_watts: float = 0.0
     padded: bool = False
-    """Shapes are padded, as on devices that know no ragged batches."""
+    """Shapes are padded, as on devices without ragged batches."""
     keeps_rows: bool = False
     """Padded, and a sequence that has ended keeps its row until its whole batch has."""
 
@@ -308,7 +304,6 @@ def profile_machine(
     block_tokens: int = 16,
     max_tokens_per_s: float = math.inf,
 ) -> Machine:
-    """An engine by the step times that it measured, and its ceiling."""
     return Machine(
         name,
         LinearTiming(step_time, max_tokens_per_s),

@@ -28,7 +28,7 @@ class BadProfile(ValueError):
 
 
 def read_profile(path: Path, defaults: Mapping[str, int] = DEFAULT_SIZES, **sizes: int | None) -> Machine:
-    """`sizes` that are not None go before the file's, these before `defaults`. Raises `BadProfile`."""
+    """Given `sizes` precede the file's, these precede `defaults`. Raises `BadProfile`."""
     try:
         with path.open("rb") as file:
             content = json.loads(file.read(MOST_BYTES))
@@ -56,7 +56,7 @@ def read_profile(path: Path, defaults: Mapping[str, int] = DEFAULT_SIZES, **size
 
 
 def _coefficients(learned: dict[str, Any]) -> list[float]:
-    """Of what an engine keeps, as steps are in the mean. Raises ValueError."""
+    """Mean coefficients of an engine's learned model. Raises ValueError."""
     mean = StepTimeModel.from_dict(learned).mean()
     return [getattr(mean, name) for name in COEFFICIENTS]
 

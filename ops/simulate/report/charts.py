@@ -20,12 +20,12 @@ class Curves:
     policy: str
     span_s: float
     ttft_s: list[float] = field(repr=False)
-    """Quantiles, `POINTS` of them evenly from the least to the most; infinite ones left out at the end."""
+    """`POINTS` quantiles, evenly from the least to the most; infinite ones left out at the end."""
     tpot_s: list[float] = field(repr=False)
     arrived_per_s: list[float] = field(repr=False)
     """In `BINS` equal parts of the span."""
     met_per_s: list[float] = field(repr=False)
-    """Of those that ended in each part: how many a second had met the SLO."""
+    """Requests that ended in each part and had met the SLO, a second."""
     attainment: dict[str, float]
     service_per_s: dict[str, list[float]] = field(repr=False)
     """Input and output tokens of answers, spread evenly from the first token to the last."""
@@ -83,7 +83,6 @@ def _quantiles(records: Records, name: str) -> list[float]:
 
 
 def charts(drawn: Sequence[Curves], slo: SloLimits) -> list[Chart]:
-    """Of one simulation; the curves of each policy in the same colour."""
     if not drawn:
         return []
     longest = max(drawn, key=lambda policy: policy.span_s)

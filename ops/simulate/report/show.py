@@ -102,7 +102,6 @@ def sections(report: Report, tenants: int = TENANTS_SHOWN) -> list[tuple[str, li
 
 
 def published(report: Report) -> list[tuple[str, str, str]]:
-    """Policy, published result of such a scenario, and ours."""
     return [
         (
             row["policy"],
@@ -156,7 +155,6 @@ def _compared(figure: Row) -> str:
 
 
 def show(report: Report) -> None:
-    """The tables in a terminal; what they cannot be trusted for comes first."""
     if report.get("warning"):
         print(report["warning"])
     print(heading(report))

@@ -1,22 +1,7 @@
-"""Generates tenants and their requests.
+"""Generates tenants and their requests from a `SPEC` (`docs/simulating.md`).
 
-Lengths are those of real requests (a trace that ships with the product), or drawn from a stated law; who
-sends them and when is drawn from a seed. `SPEC` is `name=number` pairs separated by commas.
-
-| name | meaning | default |
-|---|---|---|
-| `tenants` | ordinary tenants, with Zipf shares of the rate | 8 |
-| `skew` | exponent of the Zipf law; 0: all alike | 1 |
-| `rate` | requests a second of the ordinary tenants together | 4 |
-| `seconds` | duration of the arrivals | 300 |
-| `onoff` | tenants silent every other 30 s, each with an even part of the rate | 0 |
-| `flooder` | one tenant that sends a multiple of the ordinary rate; 0: none | 0 |
-| `long` | tenants with eight times the context (at most 32,768 tokens) | 0 |
-| `hot` | tenants whose prompts begin with the same 2,048 tokens, one each | 0 |
-| `cold` | tenants with prompts as long that share nothing | 0 |
-| `lengths` | `azure`, `arena` (real), `code`, `long-form` or `even` (laws) | azure |
-
-The other kinds of tenant send an even part of the rate each, beside it.
+Lengths are those of real requests (a trace that ships with the product), or drawn from a stated law; tenants
+and instants are drawn from a seed. Tenants that are not ordinary send an even part of the rate, beside it.
 """
 
 from __future__ import annotations
@@ -67,7 +52,7 @@ LENGTHS: dict[str, Draw] = {
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """See above. Raises ValueError naming the field, its bounds and the value."""
+    """See `docs/simulating.md`. Raises ValueError naming the field, its bounds and the value."""
 
     tenants: int = 8
     skew: float = 1.0

@@ -1,4 +1,4 @@
-"""Requests of a simulation and their sources, which give the same ones as often as they are asked."""
+"""Requests of a simulation and their sources, which give the same ones each time."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class SimulatedRequest:
     reserved_tier: int | None = None
     """The rank of the tier that this is for; None: all."""
     prompt: tuple[int, ...] = ()
-    """Token ids, for replicas with another block size; empty: as `prefix_blocks` say."""
+    """Token ids, for replicas with another block size; empty: made from `prefix_blocks`."""
     kind: str = "all"
-    """Its class in a report (`short`, `long`)."""
+    """Class in a report (`short`, `long`)."""
     e2e_target_s: float | None = None
-    """The SLO of its tenant and tier for the whole answer; None: there is none."""
+    """Target of its tenant and tier for the whole answer; None: there is none."""
     limits: RequestLimits | None = None
     max_tokens: int = 0
     """The longest answer that its client allowed; 0: not known."""

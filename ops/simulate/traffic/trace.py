@@ -1,17 +1,7 @@
-"""Reads trace files.
+"""Reads trace files lazily; the columns are in `docs/simulating.md`.
 
-CSV, plain or gzip, one request a line in order of arrival, read as it is needed. Columns by name:
-
-| column | Azure's name | |
-|---|---|---|
-| `arrival_s` | `TIMESTAMP` | seconds, or dates with a time of day; from the first row |
-| `tenant` | | optional |
-| `input_tokens` | `ContextTokens` | at least 1 |
-| `output_tokens` | `GeneratedTokens` | at least 1 |
-| `prefix_blocks` | | optional: ids of the prompt's blocks of 512 tokens, in order, separated by spaces |
-
-Other columns are passed over. A file without arrivals (the column absent, or empty throughout) has only
-lengths: with a rate the arrivals are drawn.
+Other columns are ignored. Instants count from the first row where they are dates. A file without arrivals
+(the column absent, or empty throughout) has only lengths: with a rate the arrivals are drawn.
 """
 
 from __future__ import annotations
