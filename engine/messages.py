@@ -1,11 +1,9 @@
 """Messages between a gateway and an engine.
 
-msgspec structs, msgpack-encoded, one message a ZeroMQ frame. The engine binds a ROUTER, each gateway connects
-a DEALER with a new identity for every connection. Commands go to the engine, events come back. A second
-DEALER of a gateway carries nothing but `Alive`, from a thread of its own.
-
-A *sequence* is one stream of tokens; a request with `n` choices is `n` sequences that share a
-`request_id` and differ in `index`.
+msgspec structs, msgpack-encoded, one message a ZeroMQ frame. The engine binds a ROUTER; a gateway connects a
+DEALER with a new identity each time, and a second one that carries only `Alive`, from a thread of its own. A
+*sequence* is one stream of tokens; a request with `n` choices is `n` sequences that share a `request_id` and
+differ in `index`.
 """
 
 from __future__ import annotations
@@ -46,13 +44,12 @@ class Tagged(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="t"):
 
 
 class Hello(Tagged, frozen=True, omit_defaults=True, tag="hello"):
-    """Opens a session; repeated every `HEARTBEAT_S`, keeps it alive.
+    """Opens a session, one per connection; repeated every `HEARTBEAT_S`, keeps it alive.
 
-    Each connection of a gateway is a session of its own (its socket's identity). A new session ends the
-    older one of the same `gateway_id`: its sequences are cancelled, and `Collect` hands their
-    outcomes to the new one. The older connection is refused (`superseded`) while the new session lives.
-    Answered by `Ready`, or by a `Refused` with an empty `sequence_id` (`bad_hello`, `protocol_version`,
-    `superseded`, `too_many_gateways`).
+    A new session ends the older one of the same `gateway_id`: its sequences are cancelled, `Collect` hands
+    out their outcomes, and the older connection is refused (`superseded`). Answered by `Ready`, or by a
+    `Refused` with an empty `sequence_id` (`bad_hello`, `protocol_version`, `superseded`,
+    `too_many_gateways`).
     """
 
     gateway_id: str
@@ -60,10 +57,9 @@ class Hello(Tagged, frozen=True, omit_defaults=True, tag="hello"):
 
 
 class Alive(Tagged, frozen=True, omit_defaults=True, tag="alive"):
-    """Keeps a session alive from the connection of the gateway's liveness thread. Never answered."""
+    """Keeps the session `Ready.session` alive, from the gateway's liveness thread. Never answered."""
 
     session: str
-    """`Ready.session`."""
 
 
 class Submit(Tagged, frozen=True, omit_defaults=True, tag="submit"):
@@ -77,24 +73,20 @@ class Submit(Tagged, frozen=True, omit_defaults=True, tag="submit"):
     lease_tokens: int
     """Emitted tokens covered so far. The engine never emits token `lease_tokens + 1` without a `TopUp`."""
     lease_gpu_us: int | None = None
-    """Device microseconds covered so far: the step that reaches it is the last one without a `TopUp`.
-    None: device time is not limited."""
+    """Device microseconds covered so far: the step that reaches it is the last one. None: unlimited."""
     sampling: SamplingParams = SamplingParams()
     index: int = 0
     tier: int = 1
     """Rank, see `TIER_RANKS`."""
     weight: float = 1.0
     counter: int = 0
-    """The tenant's service counter (scaled, per weight) as the gateway's flow controller holds it, by what is
-    charged: the predicted cost of dispatched requests included. 0: the engine keeps its own count."""
+    """As charged by the gateway (scaled, per weight), predictions included; 0: the engine counts itself."""
     had: int = 0
-    """The same counter by what the tenant had: `counter` less what was charged ahead and is not computed
-    yet. The composition of steps goes by it."""
+    """`counter` less what was charged ahead and is not computed yet; steps are composed by it."""
     heard: int = 0
     """The last `TenantShare.serials` of the tenant in this tier that is contained in `had`."""
     is_owed: bool = False
-    """Its tenant has had less than its share: it may take the place of a tenant of its tier that has had
-    more."""
+    """Its tenant is below its share: it may take the place of a tenant of its tier that has had more."""
     predicted_output_tokens: int = 64
     """Median of the whole output, as forecast."""
     predicted_high_tokens: int = 0
@@ -106,8 +98,7 @@ class Submit(Tagged, frozen=True, omit_defaults=True, tag="submit"):
     tpot_target_s: float = 0.0
     """Seconds after which a further token is due; 0: no target of its own."""
     own_deadline_in_s: float | None = None
-    """As `deadline_in_s`, by the client's own word: it orders its tenant's sequences among themselves and
-    takes nothing from another tenant. None: as `deadline_in_s`."""
+    """The client's own deadline, which orders its tenant's sequences only. None: as `deadline_in_s`."""
     prefix_salt: str = ""
     """Prompts share cached prefixes only under the same salt; empty: the tenant's own."""
     trace_context: str | None = None
@@ -115,8 +106,7 @@ class Submit(Tagged, frozen=True, omit_defaults=True, tag="submit"):
 
 
 class TopUp(Tagged, frozen=True, omit_defaults=True, tag="top_up"):
-    """Sets a sequence's lease. Absolute, so that a repeat changes nothing; it never shrinks. Ignored from a
-    session that does not own the sequence."""
+    """Sets a sequence's lease: absolute, never shrinks. Ignored unless the session owns the sequence."""
 
     sequence_id: str
     lease_tokens: int
@@ -125,8 +115,7 @@ class TopUp(Tagged, frozen=True, omit_defaults=True, tag="top_up"):
 
 
 class Cancel(Tagged, frozen=True, omit_defaults=True, tag="cancel"):
-    """Stops a sequence within one step. `cause`: `cancelled` (client), `expired` (deadline), `budget`,
-    `failed`. Ignored from a session that does not own the sequence."""
+    """Stops a sequence of the session's. `cause`: `cancelled`, `expired`, `budget` or `failed`."""
 
     sequence_id: str
     cause: str = "cancelled"
@@ -137,7 +126,7 @@ class Acknowledge(Tagged, frozen=True, omit_defaults=True, tag="acknowledge"):
 
     sequence_ids: list[str]
     is_traced: bool = False
-    """Their request's trace is kept: an engine that exports spans makes its own of them."""
+    """An engine that exports spans makes its own for these."""
 
 
 class Collect(Tagged, frozen=True, omit_defaults=True, tag="collect"):
@@ -154,43 +143,38 @@ class SetPolicy(Tagged, frozen=True, omit_defaults=True, tag="set_policy"):
 
 
 class EngineKnobs(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a gateway's control loop and its learned table may turn while an engine runs. The defaults leave
-    everything as the policy's options and the engine's sizes say."""
+    """What a gateway's control loop and learned table may change while an engine runs; defaults: nothing."""
 
     token_share: float = 1.0
-    """Of `max_batched_tokens`, for a step."""
+    """Share of `max_batched_tokens` for a step."""
     slot_share: float = 1.0
-    """Of `max_sequences`, the decode tokens that a step hands out at most; 1: as the option `slots` says."""
+    """Most decode tokens of a step, as a share of `max_sequences`; 1: the option `slots` decides."""
     partial_prefills: int | None = None
-    """In place of the option `max_num_partial_prefills`."""
+    """Replaces the option `max_num_partial_prefills`."""
     reserve_permille: int | None = None
-    """In place of the option of that name."""
+    """Replaces the option of that name."""
 
 
 class SetKnobs(Tagged, frozen=True, omit_defaults=True, tag="set_knobs"):
-    """Turns the engine's knobs, all of them, from the next step on. Reset when the session that set them
-    ends."""
+    """Sets all knobs from the next step on; reset when the session that set them ends."""
 
     knobs: EngineKnobs
 
 
 class SetBrakes(Tagged, frozen=True, omit_defaults=True, tag="set_brakes"):
-    """Sets what tiers may hold, by rank, in place of what was set before; a tier that is not named is not
-    braked. It stays when the session ends: every gateway says it anew."""
+    """Replaces what tiers (by rank) may hold; one not named is not braked. It outlives the session."""
 
     shares: dict[int, float] = {}
 
 
 class Explain(Tagged, frozen=True, omit_defaults=True, tag="explain"):
-    """Asks for `Explained`: the policy in force, the last decisions, and the tokens of the last `steps`
-    steps."""
+    """Asks for `Explained`, with the tokens of the last `steps` steps."""
 
     steps: int = 0
 
 
 class Export(Tagged, frozen=True, omit_defaults=True, tag="export"):
-    """Takes one of the sender's sequences out of the engine; answered by `Exported` with everything it needs
-    to go on."""
+    """Takes one of the sender's sequences out of the engine; answered by `Exported`."""
 
     sequence_id: str
 
@@ -249,14 +233,12 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     """`admit`, `resume`, `restore` (from host memory), `pause`, `suspend`, `swap` or `preempt`."""
     sequence_id: str
     rule: str
-    """The rule that applied."""
     rank: list[float]
     """Its rank in the order, smaller is earlier; empty if no order was involved."""
     others: list[str]
     """Sequences that it displaced, or that displaced it."""
     displaced_tokens: int = 0
-    """Steps (at least one token each) missed because of it so far: by the others that lost their places to
-    it, or by itself (`pause`, `suspend`: until it went on)."""
+    """Steps (at least a token each) missed so far by those it displaced, or by itself when paused."""
 
 
 class DecodeShare(msgspec.Struct, frozen=True, array_like=True):
@@ -277,8 +259,7 @@ class DecodeShare(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SequenceOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Outcome of a sequence, kept by the engine until it is acknowledged. Times are seconds since the engine
-    received the sequence; None: not reached."""
+    """A sequence's outcome, kept until acknowledged. Times: seconds since its arrival; None: not reached."""
 
     sequence_id: str
     request_id: str
@@ -304,11 +285,10 @@ class SequenceOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     trace_context: str | None = None
     decisions: list[Decision] = []
     chunks: list[tuple[float, int]] = []
-    """Times and numbers of prompt tokens computed for the first time; the last entries are merged if there
-    are too many."""
+    """Times and numbers of prompt tokens computed for the first time; if too many, the last are merged."""
     decode: DecodeShare = DecodeShare()
     unread_s: float = 0.0
-    """Before these times: the step during which it may have come. Commands are read between steps."""
+    """Longest time that it lay unread before its arrival was noted: commands are read between steps."""
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -322,13 +302,10 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     """Text that is safe to show: never half a character, never the start of a possible stop string."""
     logprobs: list[TokenLogprob] = []
     cached_tokens: int = 0
-    """As in the outcome."""
     gpu_us: int = 0
-    """Its device time so far, as in the outcome. A delta with nothing else means that it is paused because
-    its lease of device time is used up."""
+    """Its device time so far. A delta with nothing else: paused, as its lease of device time is used up."""
     foreseen_tokens: tuple[int, int] | None = None
-    """Median and 90th percentile of the whole output, as the length probe foresees it from the model's state:
-    after the prompt and every some steps. None: no news."""
+    """Median and 90th percentile of the whole output, as the length probe predicts; None: no news."""
     outcome: SequenceOutcome | None = None
     """Set on the sequence's last delta."""
 
@@ -341,22 +318,20 @@ class TenantService(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TenantShare(msgspec.Struct, frozen=True, array_like=True):
-    """Service of one tenant in one step, as one gateway is told."""
+    """Service of one tenant's sequences of one gateway in one step."""
 
     computed_tokens: int
-    """Prompt tokens computed for the first time, of this gateway's sequences."""
+    """Prompt tokens computed for the first time."""
     emitted_tokens: int
-    """Of this gateway's sequences."""
     serials: dict[int, int] = {}
     """By tier, each of them: all service and lifts of the tenant at this engine so far (scaled, per weight).
     A gateway returns the last one that it knows in `Submit.heard`, so that no token counts twice."""
     lifts: dict[int, int] = {}
-    """By tier: what the step raised its counter by (scaled, per weight), because its sequences had all that
-    they could take while others waited for a turn. Told to one gateway only."""
+    """By tier: the lift in this step (`step_counters.py`; scaled, per weight). Sent to one gateway only."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What one step computed, by tenant; kept for operators."""
+    """Tokens that one step computed, by tenant; kept for operators."""
 
     step: int
     at_s: float
@@ -364,15 +339,13 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     slots: int
     """Decode tokens that the step could hand out."""
     decodes: dict[str, int]
-    """Tokens of decoding sequences."""
     prompts: dict[str, int]
-    """Prompt tokens."""
     left_tokens: int
-    """Of the step's token budget, what was not handed out."""
+    """What is left of the step's token budget."""
     waiting_decodes: dict[str, int] = {}
     """Decoding sequences that had no token."""
     longest_gap_steps: dict[str, int] = {}
-    """Of those: the most steps in a row that one has gone without a token."""
+    """The most steps in a row that one of those has gone without a token."""
     waiting_prompt_tokens: dict[str, int] = {}
     """Prompt tokens of running sequences that are left to compute after the step."""
     waiting: dict[str, int] = {}
@@ -393,13 +366,12 @@ class DecodeSlots(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Step(Tagged, frozen=True, omit_defaults=True, tag="step"):
-    """A step's results for one gateway, in one message."""
+    """A step's results for one gateway, in one message; `service` by tenant id."""
 
     step: int
     duration_s: float
     deltas: list[Delta]
     service: dict[str, TenantShare] = {}
-    """By tenant id."""
 
 
 class Refused(Tagged, frozen=True, omit_defaults=True, tag="refused"):
@@ -499,14 +471,13 @@ class Snapshot(Tagged, frozen=True, omit_defaults=True, tag="snapshot"):
     batch_sum: int = 0
     """Sequences of each step, added up."""
     recomputed_tokens: int = 0
-    """Computed once more after a preemption."""
     mean_step_time: StepTime | None = None
-    """The mean of the last minutes, slow steps included; None: of an engine that does not say."""
+    """The mean of the last minutes, slow steps included; None: not reported."""
     length_probe: ProbeReport = ProbeReport("off")
     traces_lost: int = 0
     """Kept traces whose spans of this engine the collector does not have."""
     decode_slots: int = 0
-    """Sequences that decode in one step at most; 0: of an engine that does not say."""
+    """Most sequences that decode in one step; 0: not reported."""
 
 
 class Inventory(Tagged, frozen=True, omit_defaults=True, tag="inventory"):
@@ -517,7 +488,7 @@ class Inventory(Tagged, frozen=True, omit_defaults=True, tag="inventory"):
     outcomes: list[SequenceOutcome]
     gateways: list[str] = []
     is_partial: bool = False
-    """There are, or may be, more outcomes, which are told when these are acknowledged."""
+    """More outcomes follow, or may, once these are acknowledged."""
 
 
 class SequenceState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -531,7 +502,6 @@ class SequenceState(msgspec.Struct, frozen=True, omit_defaults=True):
     """One entry a layer: keys and values of the computed tokens; empty: recompute."""
     kv_tokens: int = 0
     cached_tokens: int = 0
-    """Prompt tokens found in a prefix cache rather than computed."""
     gateway_id: str = ""
     gpu_us: int = 0
     recomputed_gpu_us: int = 0
@@ -582,12 +552,10 @@ Event = Ready | Step | Refused | Snapshot | Inventory | Exported | PolicySet | E
 HEARTBEAT_S = 0.5
 """How often a gateway repeats `Hello`, and its liveness thread `Alive`."""
 PATIENCE_S = 30.0
-"""How long either side's main loop may stand still: an engine in a long step sends nothing meanwhile, and a
-gateway's liveness thread speaks for a busy event loop for so long. The end of a process is noticed
-immediately, by its connection."""
+"""Longest standstill of either side's main loop: an engine sends nothing during a step, and a gateway's
+liveness thread covers a busy event loop. A process's end is noticed at once, by its connection."""
 GATEWAY_LOST_S = 10.0
-"""A gateway whose liveness thread is unheard for so long, too, is gone (its process was stopped, its host or
-the network is down): its sequences are cancelled, their outcomes kept."""
+"""Silence of a gateway's liveness thread after which its sequences are cancelled, their outcomes kept."""
 
 encode = msgspec.msgpack.Encoder().encode
 _decode_command = msgspec.msgpack.Decoder(Command).decode

@@ -64,9 +64,8 @@ class IllegalMove(Exception):
 
 
 def stable_seed(submit: Submit) -> int:
-    """The sampling seed of a sequence, 63 bits: the same wherever and in whatever batch it runs. From the
-    request's seed and the choice's index, or from the sequence id where no seed was given. The sampler
-    combines it with the index of each token."""
+    """The sampling seed, 63 bits, the same in any batch: from the request's seed and the choice's index, or
+    from the sequence id where no seed was given."""
     if submit.sampling.seed is None:
         source = f"sequence {submit.sequence_id}"
     else:
@@ -94,7 +93,6 @@ class TurnAccount:
     missed_step: int = 0
 
     def share(self, emitted_tokens: int) -> DecodeShare:
-        """For the outcome of a sequence that emitted that many tokens."""
         most = sorted(self.sat_out_for.items(), key=lambda item: (-item[1], item[0]))[:KEPT_TENANTS]
         turn_tokens = min(self.turn_tokens, emitted_tokens)
         return DecodeShare(
@@ -135,8 +133,7 @@ class Sequence:
     times_displaced: int = 0
     """Preemptions suffered while running: these are bounded, then the sequence is immune."""
     times_set_back: int = 0
-    """Places lost to a tenant of its own tier that was owed one, but for those after which it had its
-    tokens: these are bounded likewise."""
+    """Places lost to an owed tenant of its tier; bounded likewise (`engine/core/places.py`)."""
     set_back_at: int = 0
     """Its service (`attained_tokens`) when it last lost its place that way."""
     host_kv: list[bytes] = field(default_factory=list)
@@ -156,8 +153,7 @@ class Sequence:
     locality: int = 0
     """Equal and non-zero for prompts with a common prefix."""
     yields_cost: int = 0
-    """0: small compared to the engine's cache; else see `QueueEntry.yields_cost`. Set by the sequence
-    table."""
+    """See `QueueEntry.yields_cost`; 0: small compared to the cache. Set by the sequence table."""
     token_charge: int = 0
     """Charge of an emitted token to its tenant's counter; set by the sequence table."""
     owner: tuple[str, str] = field(init=False, repr=False)
@@ -167,7 +163,6 @@ class Sequence:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     unread_s: float = 0.0
-    """As in its outcome."""
     lease_gpu_us: int | None = None
     """Device time covered so far; None: not limited."""
     gpu_us: int = 0
@@ -194,8 +189,7 @@ class Sequence:
 
     @staticmethod
     def restored(exported: SequenceState, now_s: float) -> Sequence:
-        """A sequence that ran in another engine. Without a lease for its next token it rests until topped
-        up."""
+        """A sequence from another engine. Without a lease for its next token it rests until topped up."""
         sequence = Sequence.of(exported.submit, exported.gateway_id, now_s)
         sequence.token_ids.extend(exported.output_token_ids)
         sequence.ever_computed_tokens = exported.kv_tokens
@@ -247,7 +241,6 @@ class Sequence:
 
     @property
     def attained_tokens(self) -> int:
-        """Service so far: prompt tokens computed once, and tokens emitted."""
         return self.computed_prompt_tokens + self.emitted_tokens
 
     @property
@@ -258,14 +251,12 @@ class Sequence:
 
     @property
     def may_emit(self) -> bool:
-        """Whether the lease and the maximum cover another token."""
         return (
             self.emitted_tokens < min(self.lease_tokens, self.submit.max_tokens) and not self.is_out_of_time
         )
 
     @property
     def is_out_of_time(self) -> bool:
-        """Whether its lease of device time is used up."""
         return self.lease_gpu_us is not None and self.gpu_us >= self.lease_gpu_us
 
     def first_time_prompt_tokens(self, tokens: int) -> int:
@@ -275,7 +266,6 @@ class Sequence:
         return max(0, after - before)
 
     def computed_chunk(self, now_s: float, tokens: int) -> None:
-        """Records prompt tokens computed for the first time in a step."""
         if len(self.chunks) == MAX_CHUNKS:
             tokens += self.chunks.pop()[1]
         self.chunks.append((now_s, tokens))

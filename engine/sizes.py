@@ -4,5 +4,4 @@ from __future__ import annotations
 
 
 def blocks_for(tokens: int, block_tokens: int) -> int:
-    """Number of blocks for `tokens` tokens, rounded up."""
     return -(-tokens // block_tokens)

@@ -1,8 +1,8 @@
 """`EngineClient`: a gateway's connection to one engine, on one asyncio loop, without torch.
 
-It reconnects by itself after a loss; every connection is new (own socket, own session). The engine gets
-credit for no more tokens than a stream has room for, whatever a lease covers: credit-based flow control
-(Kung, Blackwell, Chapman, SIGCOMM 1994), with leases as the credit.
+It reconnects after a loss, with a new socket and session each time. The engine gets credit for no more tokens
+than a stream has room for: credit-based flow control (Kung, Blackwell, Chapman, SIGCOMM 1994), with leases as
+the credit.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ CONNECT_EVERY_S = 0.05
 REFUSED_RETRY_S = 5.0
 SUPERSEDED_FIRST_S = 1.0
 SUPERSEDED_MOST_S = 30.0
-"""Between two attempts of a client whose gateway id another process has; doubled each time up to this."""
+"""Longest pause between attempts of a client whose gateway id another process has; doubled each time."""
 STOOD_STILL_S = 4 * HEARTBEAT_S
 """A loop that turned so late stood still itself: what the engine sent meanwhile may still arrive."""
 QUIET_S = 2.0
-"""A stream without a delta for so long is looked for in the engine's inventory, as often as that."""
+"""Time without a delta after which a stream is looked up in the engine's inventory, again and again."""
 MOST_MISSED = 2
 """Inventories in a row that lack a sequence: it is lost."""
 ANSWER_S = 30.0
@@ -139,9 +139,8 @@ class EngineClient:
         on_ready: Callable[[], None] | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> None:
-        """`gateway_id` (at most 128 characters) belongs to one live gateway process at a time. `keys`: for an
-        engine at a tcp address (`keys.gateway_keys`). An engine that is silent for `silence_s` counts as
-        dead: it sends several snapshots a second even when idle, but not during a step."""
+        """`gateway_id`: at most 128 characters, of one live gateway process at a time. `keys`: for an engine
+        at a tcp address. An engine silent for `silence_s` counts as dead; it sends nothing during a step."""
         self.address = address
         self.gateway_id = gateway_id
         self.on_service = on_service
@@ -159,7 +158,7 @@ class EngineClient:
         self._link: Link | None = None
         self._liveness: LivenessThread | None = None
         self._superseded = 0
-        """How often in a row it was told so."""
+        """Refusals in a row as superseded."""
         self._turned_s = 0.0
         self._looked_s = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -191,12 +190,11 @@ class EngineClient:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the engine was heard or, before that, since connecting began."""
+        """Seconds since the last message of the engine or, before any, since connecting began."""
         return asyncio.get_running_loop().time() - self._heard_s
 
     async def connect(self, timeout_s: float = 30.0) -> Ready:
-        """Waits until the engine serves. The client keeps trying after a timeout, until `close`. Raises
-        `EngineUnavailable` after `timeout_s`, `EngineRefused` when the engine refuses."""
+        """Waits until the engine serves. Raises `EngineUnavailable` (attempts go on) and `EngineRefused`."""
         if self._task is None:
             self._context = zmq.Context()
             self._open_link()
@@ -255,8 +253,7 @@ class EngineClient:
             self._post(messages.Cancel(sequence_id, cause))
 
     def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None = None) -> None:
-        """Raises a sequence's lease to `lease_tokens` emitted tokens, and to `lease_gpu_us` of device time.
-        (Credit for tokens is sent as there is room for them.) Raises `EngineUnavailable`."""
+        """Raises a sequence's lease, of emitted tokens and of device time. Raises `EngineUnavailable`."""
         stream = self._streams.get(sequence_id)
         if stream is None:
             self._send(messages.TopUp(sequence_id, lease_tokens, lease_gpu_us))
@@ -267,8 +264,7 @@ class EngineClient:
         stream.credit_tokens = credit_tokens
 
     def acknowledge(self, sequence_ids: Iterable[str], *, is_traced: bool = False) -> None:
-        """Acknowledges settled outcomes. Idempotent; without a connection, sent after the next one.
-        `is_traced`: their traces are kept."""
+        """Acknowledges settled outcomes, once connected. Idempotent. `is_traced`: their traces are kept."""
         ids = list(sequence_ids)
         if ids and not (self._up and self._post(messages.Acknowledge(ids, is_traced))):
             self._acknowledgements.update(dict.fromkeys(ids, is_traced))
@@ -277,15 +273,13 @@ class EngineClient:
                 del self._acknowledgements[next(iter(self._acknowledgements))]
 
     async def collect(self, *, adopt: bool = False) -> Inventory:
-        """Sequences and outcomes that this gateway must settle; with `adopt`, also those of lost gateways.
-        Raises `EngineUnavailable`."""
+        """Sequences and outcomes to settle; with `adopt`, also lost gateways'. Raises `EngineUnavailable`."""
         self._send(messages.Collect(adopt))
         return await self._answer(self._inventories)
 
     async def set_policy(self, name: str, options: Mapping[str, OptionValue] | None = None) -> None:
-        """Changes the scheduling policy from the next step on, with these options and otherwise the defaults.
-        Raises `ValueError` with the engine's words, and `EngineUnavailable`: the policy is then sent when the
-        engine is back."""
+        """Sets the policy from the next step on; options not named are the defaults. Raises `ValueError` with
+        the engine's words, and `EngineUnavailable`: it is then sent when the engine is back."""
         earlier, wanted = self._wanted_policy, messages.SetPolicy(name, dict(options or {}))
         self._wanted_policy = wanted
         self._send(wanted)
@@ -302,15 +296,13 @@ class EngineClient:
             self._post(messages.SetKnobs(knobs))
 
     def set_brakes(self, shares: Mapping[int, float]) -> None:
-        """Sets what tiers, by rank, may hold from the next step on; sent again to an engine that comes
-        back."""
+        """Sets what tiers, by rank, may hold from the next step on; sent again to a restarted engine."""
         self._wanted_brakes = messages.SetBrakes(dict(shares))
         if self._up:
             self._post(self._wanted_brakes)
 
     async def explain(self, steps: int = 0) -> messages.Explained:
-        """The policy in force, the last scheduling decisions and the tokens of the last `steps` steps. Raises
-        `EngineUnavailable`."""
+        """Policy in force, last decisions and tokens of `steps` steps. Raises `EngineUnavailable`."""
         self._send(messages.Explain(steps))
         return await self._answer(self._explanations)
 
@@ -492,8 +484,7 @@ class EngineClient:
                 del self._streams[delta.sequence_id]
 
     def _on_broken(self) -> None:
-        """Handles a broken connection: the engine died, or messages are lost. Before the first answer nothing
-        is lost with it: the link reconnects by itself."""
+        """Handles a broken connection; before the first answer the link reconnects by itself."""
         if self._up:
             self._lose("the engine died, or its connection broke")
 
@@ -581,8 +572,7 @@ class EngineClient:
             await asyncio.sleep(HEARTBEAT_S if self._greeted else CONNECT_EVERY_S)
 
     async def _come_back(self, refusal: EngineRefused) -> None:
-        """Waits before the next attempt. A superseded connection is kept: with a new one this process would
-        end the other one's sequences."""
+        """Waits before retrying; a superseded link is kept, as a new one would end the other's sequences."""
         if refusal.code == "superseded":
             self._superseded += 1
             wait_s = min(SUPERSEDED_MOST_S, SUPERSEDED_FIRST_S * 2.0 ** min(self._superseded - 1, 10))
@@ -599,7 +589,7 @@ class EngineClient:
             self.refusal = None
 
     def _look_for_streams(self, now_s: float) -> None:
-        """Asks for an inventory when a stream was quiet for long: a message about it may have been lost."""
+        """Asks for an inventory when a stream was quiet for long: a message about it may be lost."""
         quiet = [stream for stream in self._streams.values() if now_s - stream.seen_s >= QUIET_S]
         if not self._up or not quiet or now_s - self._looked_s < QUIET_S:
             return
@@ -610,7 +600,7 @@ class EngineClient:
             self._inventories.append(answered)
 
     def _compare(self, quiet: list[CreditedStream], answered: asyncio.Future[Inventory]) -> None:
-        """Ends the streams of sequences that the engine does not run: they missed their end."""
+        """Ends the streams of sequences that the engine no longer runs: their last delta was lost."""
         if answered.cancelled() or answered.exception() is not None:
             return
         known = {sequence.sequence_id for sequence in answered.result().running}

@@ -1,7 +1,7 @@
 """`EngineStream`: the deltas of one sequence for its reader.
 
-Filled by the client's receive loop, which it never blocks. Its buffer is bounded: if the reader falls too far
-behind, the sequence is cancelled, and the reader gets what was emitted until then and a `SlowReader`.
+Filled by the client's receive loop, which it never blocks. Its buffer is bounded: a reader that falls too far
+behind gets what was emitted until then and a `SlowReader`; the sequence is cancelled.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ class EngineRefused(EngineUnavailable):
 
 
 class EngineLost(Exception):
-    """The engine died, or forgot this gateway, while the sequence ran. `received_tokens` is how many of its
-    tokens reached this gateway; the engine may have emitted more. If the engine still lives, it has cancelled
-    the sequence, and `collect` returns the exact number."""
+    """The engine died, or forgot this gateway, while the sequence ran. It may have emitted more than
+    `received_tokens`; if it lives, the sequence is cancelled, and `collect` returns the exact number."""
 
     def __init__(self, sequence_id: str, received_tokens: int, reason: str) -> None:
         super().__init__(f"sequence {sequence_id}: {reason} ({received_tokens} tokens received)")
@@ -50,8 +49,7 @@ class SubmitRefused(Exception):
 
 
 class SlowReader(Exception):
-    """The reader fell behind by more than the buffer holds, so that the sequence was cancelled. Raised after
-    the last delta: `outcome` is that delta's."""
+    """Raised after the last delta of a sequence that was cancelled because its reader fell too far behind."""
 
     def __init__(self, outcome: SequenceOutcome) -> None:
         super().__init__(
@@ -63,9 +61,8 @@ class SlowReader(Exception):
 
 
 class EngineStream:
-    """The deltas of one sequence, in order, for one reader; the last one carries the outcome. Iterating
-    raises, after everything that was received: `SubmitRefused`, `EngineLost`, `SlowReader`. The stream of an
-    exported sequence ends without an outcome."""
+    """The deltas of one sequence, in order, for one reader. Iterating raises, after everything received,
+    `SubmitRefused`, `EngineLost` or `SlowReader`; an exported sequence ends without an outcome."""
 
     def __init__(
         self,
@@ -136,8 +133,7 @@ class EngineStream:
         return self._buffer.popleft()
 
     async def drain(self) -> SequenceOutcome | None:
-        """Discards the remaining tokens and returns the outcome (None: exported). For a reader that has
-        cancelled and must still settle. Raises as iterating does, but for `SlowReader`."""
+        """Skips to the outcome (None: exported). Raises as iterating does, but for `SlowReader`."""
         try:
             async for _ in self:
                 pass

@@ -24,9 +24,8 @@ KEYS_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROT
 
 
 class Link:
-    """One DEALER connection. Never reused: messages queued for a dead engine are dropped with it. When the
-    connection breaks, ZeroMQ drops what was queued in either direction; so the client counts tokens, and an
-    engine that ends waits for the acknowledgement of its last outcomes."""
+    """One DEALER connection, never reused. When it breaks, ZeroMQ drops what was queued either way: so the
+    client counts tokens, and an engine that ends waits for its last outcomes' acknowledgement."""
 
     def __init__(
         self,
@@ -39,12 +38,9 @@ class Link:
         keys: GatewayKeys | None = None,
         on_keys_refused: Callable[[], None] = lambda: None,
     ) -> None:
-        """Starts connecting; `on_message` is called for every message that arrives, from the running loop,
-        `on_broken` when an established connection has ended, after its messages, `on_keys_refused` when the
-        engine has other keys, or one of the two has none.
-
-        Raises `ValueError` when `address` is not a ZeroMQ address.
-        """
+        """Starts connecting. Called from the running loop: `on_message` with every message, `on_broken` when
+        an established connection has ended, after its messages, `on_keys_refused` when keys do not match.
+        Raises `ValueError` when `address` is not a ZeroMQ address."""
         self._loop = asyncio.get_running_loop()
         self._on_message = on_message
         self._on_broken = on_broken

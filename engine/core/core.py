@@ -1,7 +1,7 @@
 """`EngineCore`: turns submitted sequences into tokens, step by step.
 
-Synchronous: no sockets, no threads, no tensors. `step` has six phases: predict, schedule, prepare, execute,
-commit, learn. Commands are plain methods, called between steps. Tenants' counters: `tenant_charges.py`.
+Synchronous: no sockets, threads or tensors. Commands are plain methods, called between steps; `step`
+predicts, schedules, prepares, executes, commits and learns. Tenants' counters: `tenant_charges.py`.
 """
 
 from __future__ import annotations
@@ -91,8 +91,7 @@ class EngineConfig:
     """Share of the block pool that an admission leaves free."""
     prefix_caching: bool = True
     max_tokens_per_s: float = 0.0
-    """Ceiling of what steps compute, prompts included: as on a slower device, a step lasts until it is kept;
-    0: none."""
+    """Most tokens computed a second, prompts included: steps are stretched to keep it; 0: no limit."""
 
     def __post_init__(self) -> None:
         serves_all = make_policy(self.policy, self.policy_options).compose.serves_all
@@ -115,7 +114,6 @@ class StepResult:
     deltas: dict[str, list[Delta]] = field(default_factory=dict)
     """By gateway id; a sequence has at most one delta a step."""
     service: dict[str, TenantService] = field(default_factory=dict)
-    """By tenant id."""
     shares: dict[str, ServiceShare] = field(default_factory=dict)
     """By tenant id: what is reported to gateways."""
     num_tokens: int = 0
@@ -151,8 +149,7 @@ class EngineCore:
         step_time: StepTimeModel | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`clock` returns monotonic seconds; `step_time` continues from what an earlier engine learned;
-        `sleep` keeps `max_tokens_per_s`."""
+        """`clock`: monotonic seconds; `step_time`: an earlier engine's; `sleep` keeps `max_tokens_per_s`."""
         self.config = config
         self.knobs = EngineKnobs()
         self.counters = ServiceCounters()
@@ -202,8 +199,7 @@ class EngineCore:
         return self.table.policy.name
 
     def submit(self, submit: Submit, gateway_id: str, unread_s: float = 0.0) -> Refused | None:
-        """Takes a sequence, or returns why it can never run here. `unread_s`: how long at most it was there
-        before."""
+        """Takes a sequence, or returns why it can never run. `unread_s`: how long it lay unread at most."""
         refused = self._refuse(submit)
         if refused is None:
             sequence = Sequence.of(submit, gateway_id, self._clock())
@@ -238,24 +234,21 @@ class EngineCore:
         return Explained(policy.name, choices, decisions, options, last, slots)
 
     def set_policy(self, name: str, options: PolicyOptions | None = None) -> None:
-        """Applies another policy from the next step on; None: with the options in force. Raises ValueError
-        where it does not exist or does not go with the engine's sizes."""
+        """Applies a policy from the next step on; `options` None: those in force. Raises ValueError."""
         kept = self.config.policy_options if options is None else options
         self.config = dataclasses.replace(self.config, policy=name, policy_options=kept)
         self.table.set_policy(turned(make_policy(name, kept), self.knobs, self.config.max_sequences))
 
     def set_knobs(self, knobs: EngineKnobs) -> None:
-        """Turns all knobs from the next step on; what runs and waits, and what choices keep, stays as it is.
-        A step may have no fewer tokens than `max_sequences`. Raises ValueError, before anything has changed,
-        for a knob beyond its bounds."""
+        """Sets all knobs from the next step on, a step having at least `max_sequences` tokens; nothing is
+        reset. Raises ValueError, before anything has changed, for a knob beyond its bounds."""
         table, config = self.table, self.config
         self.knobs, table.policy = knobs, turned(table.policy, knobs, config.max_sequences)
         most, least = config.max_batched_tokens, config.max_sequences
         table.max_batched_tokens = min(most, max(least, round(knobs.token_share * most)))
 
     def set_brakes(self, shares: Mapping[int, float]) -> None:
-        """Bounds what tiers, by rank, may hold from the next step on. Raises ValueError for a share outside
-        (0, 1]."""
+        """Bounds what tiers, by rank, may hold. Raises ValueError for a share outside (0, 1]."""
         self.table.brakes = Brakes(dict(shares))
 
     def export(self, sequence_id: str) -> SequenceState | None:
@@ -295,8 +288,7 @@ class EngineCore:
         return state
 
     def import_(self, state: SequenceState) -> Refused | None:
-        """Takes an exported sequence; it goes on with its next token. Without KV it is recomputed,
-        uncharged. Its `counter` dates from its dispatch and is ignored."""
+        """Takes an exported sequence; without KV it is recomputed, uncharged. `counter` is ignored as old."""
         refused = self._refuse(state.submit) or refuse_state(state, self._runner.info)
         if refused is not None:
             return refused
@@ -552,8 +544,6 @@ class EngineCore:
         """Self-audit of blocks, states and streams. Raises AssertionError."""
         self.table.check()
         assert self._streams.keys() == self.table.sequences.keys()
-
-    # ------------------------------------------------------------ private
 
     def _refuse(self, submit: Submit) -> Refused | None:
         if submit.sequence_id in self.table.sequences:

@@ -1,8 +1,7 @@
 """Log of scheduling decisions, with the tokens that each displaced.
 
-Every admission, pause, eviction and return is noted where it is decided. A paused sequence misses at least
-one token a step: counted from the pause to the return for both sequences; for the one that took the place, at
-most until it ends.
+A paused sequence misses at least one token a step: counted from the pause to the return for both sequences;
+for the one that took the place, at most until it ends.
 """
 
 from __future__ import annotations

@@ -54,9 +54,8 @@ class DetokenizerFactory:
         self._anchor_text = tokenizer.decode(self._anchor_ids)
 
     def open(self, prompt_token_ids: list[int], sampling: SamplingParams) -> IncrementalText:
-        """Text of the tokens that follow `prompt_token_ids`. The last prompt tokens count as neighbours of
-        the first output token, so that a completion keeps its leading space; after a special token (a chat
-        template's turn marker) a text begins afresh."""
+        """Text of the tokens after `prompt_token_ids`. The last of these count as its neighbours, so that a
+        completion keeps its leading space; after a special token a text begins afresh."""
         context: list[int] = []
         for token_id in reversed(prompt_token_ids[-CONTEXT_TOKENS:]):
             if self.is_skipped(token_id):
@@ -65,7 +64,6 @@ class DetokenizerFactory:
         return IncrementalText(self, context, sampling.stop)
 
     def is_skipped(self, token_id: int) -> bool:
-        """A special token: it has no text."""
         return token_id in self._special_ids
 
     def decode(self, token_ids: list[int]) -> str:
@@ -88,8 +86,7 @@ class DetokenizerFactory:
 
 
 class IncrementalText:
-    """The text of one sequence. Implements the engine core's text protocol. `push` and `flush` return new
-    text; all of it together is the answer."""
+    """Text of one sequence, the core's `Text`: what `push` and `flush` return adds up to the answer."""
 
     def __init__(self, factory: DetokenizerFactory, context: list[int], stop: Sequence[str]) -> None:
         self._factory = factory
@@ -115,11 +112,10 @@ class IncrementalText:
 class Detokenizer:
     """Tokens to text, one at a time, as the tokenizer would decode them together.
 
-    A window of the newest tokens is decoded each time, and what it adds to the text already out is new.
-    The window begins with tokens whose text is out, because many decoders look at a token's neighbours
-    (they strip the first one's leading space, say). Text that ends in a replacement character may still
-    become a character, and waits. One deviation: where a run of byte tokens turns out not to be UTF-8,
-    some tokenizers take back the whole run; characters of it that are out already stay.
+    A window of the newest tokens is decoded each time. It begins with tokens whose text is out, because many
+    decoders look at a token's neighbours. Text that ends in a replacement character waits. One deviation:
+    where a run of byte tokens turns out not to be UTF-8, some tokenizers take back the whole run; characters
+    of it that are out already stay.
     """
 
     def __init__(self, factory: DetokenizerFactory, context: list[int]) -> None:
@@ -187,8 +183,7 @@ class Detokenizer:
 
 class StopStrings:
     """Passes text on until a stop string is complete; drops it and all that follows. The first one completed
-    wins, and of several completed by the same character the longest: the answer depends on its characters
-    alone, not on their tokens."""
+    wins, of several completed at once the longest: characters decide, not tokens."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = [text for text in stop if text]
@@ -196,7 +191,6 @@ class StopStrings:
         self.found = False
 
     def push(self, text: str) -> str:
-        """Takes more text; returns what is safe to show."""
         if self.found or not text:
             return ""
         if not self._stop:

@@ -1,7 +1,7 @@
 """Times an engine's first steps, at its start: its step-time model begins with measurements.
 
-A core of its own runs made-up prompts over the same runner: one sequence, then four times as many each, up to
-the engine's places, for as long as the start may take. What that writes into the KV cache is nobody's.
+A core of its own runs made-up prompts over the same runner: one sequence, then four times as many each time,
+up to the engine's places, for as long as the start may take. The KV that this writes is never used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Shares a step's measured duration among its sequences.
 
-In proportion to the fitted step-time model's cost of each one's part (tokens, context, the sequence itself),
-the step's fixed cost included. Whole microseconds, which sum to the duration exactly. Time for recomputing
-tokens after a preemption is kept apart: no tenant pays for it.
+In proportion to each one's cost by the fitted step-time model (tokens, context, the sequence itself), the
+fixed cost included, in whole microseconds that sum to the duration. Time for recomputing tokens after a
+preemption is kept apart: no tenant pays for it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ def split_us(duration_us: int, weights: SequenceOf[int]) -> list[int]:
 
 
 def share_step(parts: Mapping[Sequence, int], duration_s: float, step_time: StepTime) -> None:
-    """Adds its share to every sequence of a step. `parts`: tokens computed in the step by sequence; the
-    sequences' own counts are those before the step."""
+    """Adds each sequence's share. `parts`: tokens in the step; sequences' own counts are those before it."""
     per_token = max(1, round(step_time.per_token_s * PICOSECONDS))
     per_context = max(0, round(step_time.per_context_token_s * PICOSECONDS))
     per_sequence = max(0, round(step_time.per_sequence_s * PICOSECONDS))

@@ -1,9 +1,9 @@
 """Learned state that outlives an engine: step-time model and length samples.
 
-`<engine>.learned.json`: the step-time model, valid for this machine, model and number format, and the
-accuracy of the length forecasts. `<engine>.length-samples`: training data of a length probe, where it is
-collected. Written atomically every `KEEP_EVERY_S` and at the end; readable by their owner only. A damaged or
-foreign file is ignored with a line in the log.
+`<engine>.learned.json`: the step-time model of this machine, model and number format, and the accuracy of
+length forecasts. `<engine>.length-samples`: a length probe's training data, where collected. Written
+atomically every `KEEP_EVERY_S` and at the end, for their owner only; damaged or foreign files are ignored,
+and logged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.step_time.model import StepTimeModel
 
 KEEP_EVERY_S = 180.0
 FIRST_SAMPLES = 200
-"""The readings that a probe can be trained on: once there are as many, they are written without delay."""
+"""Samples that a probe can be trained on: written at once when there are as many."""
 VERSION = 1
 MAX_FILE_BYTES = 1 << 28
 

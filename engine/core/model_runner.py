@@ -1,5 +1,4 @@
-"""`ModelRunner`: the interface between scheduling (pure, integers) and execution (tensors, or a virtual
-clock)."""
+"""`ModelRunner`: the interface between scheduling (integers) and execution (tensors, or a virtual clock)."""
 
 from __future__ import annotations
 
@@ -12,9 +11,8 @@ from engine.messages import ModelInfo, SamplingParams
 
 @dataclass(slots=True)
 class SequenceSlice:
-    """The tokens one sequence computes in this step. `token_ids[position : position + num_tokens]` are the
-    input; their keys and values go to the slots of `block_table`. `sample` is true when the slice ends at the
-    sequence's last known token, so that its logits choose the next one."""
+    """The tokens `[position : position + num_tokens]` that one sequence computes in this step; KV goes to the
+    slots of `block_table`. `sample`: they end at its last known token, whose logits choose the next."""
 
     sequence_id: str
     token_ids: list[int]
@@ -36,8 +34,7 @@ class Sampled:
     logprob: float | None = None
     top: list[tuple[int, float]] = field(default_factory=list)
     remaining_logits: list[float] | None = None
-    """A probe's logits of the remaining tokens, this one included: see `engine.forecast.length.probe`. None:
-    not probed."""
+    """Probe logits of the tokens left, this one included (`engine.forecast.length.probe`); None: none."""
     state: bytes = b""
     """The state itself (float16), where samples are collected."""
 

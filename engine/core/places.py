@@ -4,10 +4,9 @@ That of a lower tier; within its tier, if its tenant is owed some (`Submit.is_ow
 has had more service per weight, or has more sequences running per weight, also with a place less; else as the
 policy's order says.
 
-Bound. A sequence loses its place to an owed one at most `max_displacements` times, not counting losses after
-which it had `SET_BACK_TOKENS` of service. So a sequence of N tokens (prompt and output) is set back at most
-`max_displacements` + N / `SET_BACK_TOKENS` times, and a tenant's streams never become immune against
-newcomers.
+Bound: a sequence loses its place to an owed one at most `max_displacements` times, not counting losses after
+which it had `SET_BACK_TOKENS` of service: one of N tokens at most `max_displacements` + N / `SET_BACK_TOKENS`
+times. So a tenant's streams never become immune against newcomers.
 """
 
 from __future__ import annotations
@@ -67,11 +66,8 @@ def _runners_above_share(
     table: SequenceTable, sequence: Sequence, placed: Collection[Sequence]
 ) -> list[Sequence]:
     """Runners of its tier whose tenants have had more service per weight, or as much with more sequences per
-    weight, or have more sequences per weight also with a place less; also those that were owed their place
-    once.
-
-    By places: a tenant that has few of them and was idle for a moment begins where those stand that wait, and
-    may have had a little more than they by the time that its next request comes."""
+    weight, or have more sequences per weight also with a place less; also those once owed their place. (A
+    tenant idle for a moment begins level with those that wait: service alone would not tell.)"""
     tier, weight = sequence.tier, sequence.submit.weight
     standings = table.standings.of_tier(tier)
     had = standings.value(sequence.tenant_id)

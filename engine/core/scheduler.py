@@ -1,23 +1,20 @@
 """`Scheduler`: puts one step together, one object a step: the mechanism behind the policy's four decisions.
 
-It changes the `SequenceTable` through the table's moves; time is passed in.
-
-A step: paused sequences that may go on return; running sequences get tokens as the policy composes them;
-then, unless a sequence had to yield memory to a runner, waiting ones are admitted in order until the budget
-is spent or the next one may not join or does not fit: it is never skipped. Unfinished prompts of lower tiers
-come after the admissions of a higher one; where the composition divides prompts between tenants
-(`Compose.prompts_last`), all prompts come after all admissions.
+A step: paused sequences that may go on return; running ones get tokens as the policy composes them; then,
+unless one had to yield memory to a runner, waiting ones are admitted in order until the budget is spent or
+the next one may not join or does not fit: it is never skipped. Unfinished prompts of lower tiers come after
+the admissions of a higher one; with `Compose.prompts_last` all prompts come after all admissions.
 
 Places. When all are taken, a sequence of a higher tier (or one that the policy's order puts before a running
 one of its tier, or that is owed service: `places.py`) takes one: the displaced one pauses with its KV kept. A
 place taken in a step is kept for that step.
 
 Memory. A sequence gets the blocks of its known tokens when it is admitted and one more whenever a decode
-crosses a block's edge. When no block is free, paused sequences yield first (those of a lower tier, or paused
-for long), then the policy's victim among the running ones of the same or a lower tier. To *start*, a sequence
-takes memory from strictly lower tiers only. The last runner never yields: what could not run alone was
-refused on arrival. A sequence that was displaced `max_displacements` times is immune: it is admitted again
-only with all the memory that it can ever need.
+crosses a block's edge. When none is free, paused sequences yield first (of a lower tier, or paused for long),
+then the policy's victim among running ones of the same or a lower tier. To *start*, a sequence takes memory
+from strictly lower tiers only. The last runner never yields: what could not run alone was refused on arrival.
+A sequence displaced `max_displacements` times is immune: it is admitted again only with all the memory that
+it can ever need.
 """
 
 from __future__ import annotations
@@ -107,7 +104,6 @@ class Scheduler:
             self._hand_out_shares([runner for runner in ran if runner not in room.given])
 
     def _hand_out_all(self) -> None:
-        """Running sequences, then admissions."""
         table = self._table
         head = self._peek()
         # Prompts of a higher tier go before the unfinished ones of a lower tier, which may be long.
@@ -168,8 +164,7 @@ class Scheduler:
         assert room.tokens >= 0, f"{self._policy.compose.name} handed out more than there is: {plan.shares}"
 
     def _hand_out_decodes(self, runners: list[Sequence]) -> bool:
-        """Fast path of `_hand_out_shares`: all of `runners` decode, with tokens and blocks for all of them.
-        False: it is another kind of step, and nothing was changed."""
+        """Fast path of `_hand_out_shares`: all decode, with tokens and blocks for all. False: unchanged."""
         table, room = self._table, self.plan.room
         if self._sits_out:
             runners = [runner for runner in runners if runner not in self._sits_out]
@@ -210,8 +205,7 @@ class Scheduler:
         return True
 
     def _victim(self, sequence: Sequence) -> tuple[Sequence, str]:
-        """The sequence to preempt for a running `sequence`: a paused one that yields, else the policy's
-        choice."""
+        """What to preempt for a running `sequence`: a paused one that yields, else the policy's choice."""
         table = self._table
         for paused in table.paused.values():
             if len(table.running) == 1 or self._yields(paused, sequence):
@@ -231,8 +225,7 @@ class Scheduler:
         return self._policy.evict.victim(candidates, self._table.standings.of_tier(tier))
 
     def _waits_for_memory(self, sequence: Sequence) -> bool:
-        """Pauses a sequence that is to give way, where memory comes free sooner than its KV could
-        be brought back."""
+        """Pauses a sequence that must give way, where memory comes free sooner than its KV could return."""
         table = self._table
         free_in_s = memory_free_in_s(
             [runner for runner in table.running if runner is not sequence], table.kv_costs
@@ -247,8 +240,7 @@ class Scheduler:
         return True
 
     def _yields(self, paused: Sequence, sequence: Sequence) -> bool:
-        """Whether `paused` yields its memory. One that lacks a lease yields to any other tenant: a slow
-        top-up must not cost other tenants."""
+        """Whether `paused` yields; one without a lease does to any other tenant, as top-ups may be slow."""
         return (
             paused.tier > sequence.tier
             or (not paused.may_emit and paused.tenant_id != sequence.tenant_id)
@@ -409,7 +401,6 @@ class Scheduler:
             self._table.decisions.note(self._now_s, "suspend", runner, rule, (), [sequence])
 
     def _tokens_at_start(self, sequence: Sequence, match: Match) -> int:
-        """Tokens whose KV the sequence will have when it starts."""
         if sequence.swapped is not None:
             return sequence.swapped.tokens
         return sequence.host_kv_tokens or match.tokens
@@ -445,8 +436,7 @@ class Scheduler:
         )
 
     def _room_to_start(self, batch: Batch, sequence: Sequence, match: Match) -> bool:
-        """Whether `sequence` fits beside the running ones. Takes memory from paused ones and from lower tiers
-        for it, but only if that is enough."""
+        """Whether `sequence` fits, with memory of paused ones and lower tiers only if that is enough."""
         table = self._table
         start = self._blocks_at_start(sequence)
         # Beyond its own blocks: what it and the running ones are still promised. With nothing running there
@@ -513,7 +503,6 @@ class Scheduler:
         self._table.pool.retract(sequence.cursor)
 
     def _preempt(self, sequence: Sequence, rule: str, by: Sequence | None = None) -> None:
-        """Takes the blocks of a running or paused sequence and puts it at the head of its line."""
         self._ungrant(sequence)
         self.plan.preempted.append(sequence)
         self._policy.admit.preempted()

@@ -1,8 +1,7 @@
 """`SequenceTable`: the sequences of an engine, their states and their KV blocks.
 
-The only code that moves a sequence between waiting, running and paused, and the only one that allocates and
-frees blocks. `engine.core.scheduler` puts a step together through the moves here. Integers only; time is
-passed in.
+The only code that moves a sequence between waiting, running and paused, and that allocates and frees blocks;
+`engine.core.scheduler` goes through it. Integers only; time is passed in.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ class SequenceTable:
         swap_block_s: float = 0.0,
         swap_base_s: float = 0.0,
     ) -> None:
-        """`context_tokens`: the longest sequence that the model takes. `swap_block_s`: seconds to copy one
-        more block to host memory and back; `swap_base_s`: fixed time of any such copy."""
+        """`context_tokens`: the longest sequence. `swap_block_s`, `swap_base_s`: as of `ModelRunner`."""
         self.policy = policy
         self.pool = pool
         self.counters = counters
@@ -74,7 +72,7 @@ class SequenceTable:
         self.step_time: StepTime = PRIOR
         """The forecast of a step's time; its owner replaces it."""
         self.mean_step_time: Callable[[], StepTime] = lambda: self.step_time
-        """What throughput goes by; its owner may replace it."""
+        """For throughput; its owner may replace it."""
         self.auto_slots = AutoSlots()
         self.sequences: dict[str, Sequence] = {}
         self.running: list[Sequence] = []
@@ -143,8 +141,7 @@ class SequenceTable:
             self._enqueue(sequence, front=True)
 
     def hear(self, submit: Submit) -> None:
-        """Takes the word of the counters' owner that a sequence brings: after it has joined its line, as the
-        owner lifts among all waiting tenants, where it is due."""
+        """Takes the counters that a sequence brings, once it waits: their owner lifts among all that wait."""
         if self.charges.hear(submit):
             self.waiting.unlift(submit.tenant_id)
 
@@ -183,8 +180,7 @@ class SequenceTable:
 
     @property
     def most_promised_blocks(self) -> int:
-        """Upper bound of the blocks that the running sequences can still take; blocks shared by several are
-        not deducted. O(paused sequences)."""
+        """Most blocks that the running sequences can still take, shared ones counted each. O(paused)."""
         paused_blocks = sum([len(sequence.block_table) for sequence in self.paused.values()])
         return self._most_blocks - self.pool.num_referenced + paused_blocks
 
@@ -231,7 +227,6 @@ class SequenceTable:
 
     @property
     def most_decodes(self) -> int:
-        """Sequences that decode in one step at most."""
         compose, most = self.policy.compose, min(self.max_sequences, self.max_batched_tokens)
         return min(most, compose.most_decodes(self._auto_slots)) if isinstance(compose, TokenFair) else most
 
@@ -250,8 +245,7 @@ class SequenceTable:
         self.auto_slots.renew(self.row_cost, len(self.running), self.max_sequences)
 
     def settle(self, room: Room) -> None:
-        """After a step was committed: lifts those that had all that they could take where others were held
-        back."""
+        """Lifts, after a step's commit, those that had all they could take while others were held back."""
         held: dict[int, set[str]] = {}
         for contest in room.contests:
             held.setdefault(contest.tier, set()).update(held_tenants(contest, room))
@@ -263,8 +257,7 @@ class SequenceTable:
                 self.standings.settle(tier, whole, held_back)
 
     def computed(self, sequence: Sequence, tokens: int) -> int:
-        """Notes that `tokens` were executed: their keys and values are in the cache. Returns how many prompt
-        tokens were computed for the first time."""
+        """Returns how many of `tokens`, now cached, are prompt tokens computed for the first time."""
         first_time = sequence.first_time_prompt_tokens(tokens)
         before = sequence.computed_tokens
         after = sequence.computed_tokens = before + tokens
@@ -283,14 +276,12 @@ class SequenceTable:
         return first_time
 
     def emitted(self, sequence: Sequence, token_id: int) -> None:
-        """Appends a sampled token and charges it."""
         sequence.token_ids.append(token_id)
         self.charges.emitted({sequence.tenant_id: sequence.token_charge}, 1)
 
     def commit(self, shares: Mapping[Sequence, int], chosen: Iterable[int | None]) -> list[int]:
-        """Notes an executed step: `computed` for every share, `emitted` for every token of `chosen` (None:
-        the share did not reach the last known token), with one charge. Returns, for every share, how many
-        prompt tokens were computed for the first time."""
+        """Notes an executed step with one charge: `computed` for every share, `emitted` for every token of
+        `chosen` (None: none). Returns by share the prompt tokens computed for the first time."""
         block_tokens, publish = self.block_tokens, self.pool.publish
         # By tenant: a new object for each of hundreds of sequences would trigger the garbage collector.
         amounts: dict[str, int] = {}
@@ -343,8 +334,7 @@ class SequenceTable:
         return sequence.match
 
     def start(self, sequence: Sequence, blocks: int, match: Match) -> None:
-        """Moves a waiting sequence to running, with `blocks` blocks in its table, those of `match` first, and
-        with the KV that was swapped out or imported."""
+        """Starts a waiting sequence: `blocks` blocks, those of `match` first, and swapped or imported KV."""
         # By id: a sequence just preempted for it may stand before it now.
         self._dequeue(sequence)
         self.pool.attach(sequence.block_table, sequence.cursor, match)
@@ -378,8 +368,7 @@ class SequenceTable:
                 self.prefills.pop(sequence, None)
 
     def preempt(self, sequence: Sequence) -> str:
-        """Takes the blocks of a running or paused sequence; it returns to the head of its line, with its
-        KV in host memory (`swap`) or without (`preempt`): returns which."""
+        """Frees a sequence's blocks and requeues it first: `swap` (KV in host memory) or `preempt`."""
         swapped = None
         # Imported KV is not in its blocks yet.
         if not sequence.host_kv and self.kv_costs.swaps(sequence.computed_tokens):
@@ -400,8 +389,7 @@ class SequenceTable:
         return "preempt" if swapped is None else "swap"
 
     def lose_swapped(self, copies: Copies) -> None:
-        """After failed copies: KV in host memory, or just copied back, can no longer be trusted. The
-        sequences that had any are recomputed."""
+        """After failed copies: sequences with KV in host memory, or just copied back, are recomputed."""
         arriving = {block for _, block in copies.back}
         for sequence in self.sequences.values():
             if sequence.swapped is not None:
@@ -449,8 +437,6 @@ class SequenceTable:
         for state, held in holders.items():
             assert all(sequence.state is state for sequence in held)
 
-    # ------------------------------------------------------------ private
-
     @property
     def _auto_slots(self) -> int:
         """At least one for each running sequence that goes before the lowest tier, and one for that."""
@@ -497,8 +483,7 @@ class SequenceTable:
             _add(self.waiting_tenants, sequence.tenant_id, -1)
 
     def _lift_newcomer(self, sequence: Sequence) -> None:
-        """A tenant that had nothing running, and about which no owner of the counters has said anything, has
-        no claim on the past: it stands with the lowest that runs."""
+        """A tenant with nothing running, unknown to the counters' owner, starts at the lowest that runs."""
         tier, tenant_id, step = sequence.tier, sequence.tenant_id, self.decisions.step
         if len(self._left_step) > MAX_SEQUENCES_LEFT:
             self._left_step = {key: left for key, left in self._left_step.items() if left >= step - 1}

@@ -21,9 +21,8 @@ class ServiceShare:
     """All that were computed, recomputation included."""
     decoded_tokens: int = 0
     serials: dict[int, int] = field(default_factory=dict)
-    """By tier: see `StepCounters`."""
+    """By tier, as `lifts`: see `StepCounters`."""
     lifts: dict[int, int] = field(default_factory=dict)
-    """By tier."""
 
     @property
     def total(self) -> TenantService:
@@ -40,9 +39,8 @@ class ServiceTotals:
     def note(
         self, served: Mapping[tuple[str, str], list[int]], standings: StepCounters
     ) -> dict[str, ServiceShare]:
-        """Adds a step's service. `served`: by tenant and gateway the prompt tokens computed for the first
-        time, the tokens emitted, all that were computed, and those decoded. Returns the shares by tenant,
-        those with a lift and no service included."""
+        """Adds a step's service; returns the shares by tenant, those of lifts alone included. `served`: by
+        tenant and gateway prompt tokens computed first, tokens emitted, all computed, all decoded."""
         shares: dict[str, ServiceShare] = {}
         for (tenant_id, gateway_id), (computed, emitted, tokens, decoded) in served.items():
             share = shares.setdefault(tenant_id, ServiceShare())

@@ -1,9 +1,8 @@
 """`TenantCharges`: what the engine adds to the counters of tenants.
 
-The queue goes by what is charged: the gateway's word replaces it, and nothing is added here while the gateway
-keeps it. The steps go by what was had (`engine/scheduling/step_counters.py`): every computed token counts. An
-engine without a gateway's words keeps both itself: prompts are charged at the start, emitted tokens as they
-come.
+The queue goes by what is charged: the gateway's value replaces it, and nothing is added while the gateway
+keeps it. Steps go by what was had (`engine/scheduling/step_counters.py`): every computed token counts.
+Without a gateway prompts are charged at the start, emitted tokens as they come.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class TenantCharges:
         self._told: set[str] = set()
 
     def hear(self, submit: Submit) -> bool:
-        """Takes the word of the counters' owner that a sequence brings; False: it brings none."""
+        """Takes the counters that a sequence brings; False: it brings none."""
         if not submit.counter:
             return False
         self.set(submit.tenant_id, submit.counter)
@@ -47,7 +46,6 @@ class TenantCharges:
             self.counters.charge(sequence.tenant_id, sequence.submit.weight, cost)
 
     def computed(self, sequence: Sequence, tokens: int) -> None:
-        """Notes prompt tokens that were computed for the first time."""
         amount = scaled(tokens * INPUT_TOKEN_COST, sequence.submit.weight)
         self.standings.serve(sequence.tenant_id, amount)
 

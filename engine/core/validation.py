@@ -48,8 +48,7 @@ def refuse_submit(submit: Submit, model: ModelInfo, kv_capacity_tokens: int) -> 
 
 
 def refuse_state(state: SequenceState, model: ModelInfo) -> Refused | None:
-    """Why an exported sequence cannot go on here; None: it can. `refuse_submit` checks its `submit`
-    before."""
+    """Why an exported sequence, its `submit` checked before, cannot go on here; None: it can."""
     emitted = len(state.output_token_ids)
     known = len(state.submit.prompt_token_ids) + emitted
     most_cached = min(state.kv_tokens, len(state.submit.prompt_token_ids))

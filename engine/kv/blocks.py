@@ -37,12 +37,10 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated now."""
         return len(self._free)
 
     @property
     def num_cached(self) -> int:
-        """Unreferenced blocks whose content is kept."""
         return len(self._cached)
 
     @property
@@ -51,14 +49,12 @@ class BlockPool:
 
     @property
     def num_fenced(self) -> int:
-        """Released blocks that become free or cached when the fence is lifted."""
         return len(self._fenced)
 
     def references(self, block: int) -> int:
         return self._references[block]
 
     def is_cached(self, block: int) -> bool:
-        """Whether the block is unreferenced and can be evicted now."""
         return block in self._cached
 
     def is_published(self, block: int) -> bool:
@@ -67,8 +63,6 @@ class BlockPool:
 
     def cached_blocks(self) -> list[int]:
         return list(self._cached)
-
-    # ------------------------------------------------------------ allocating and freeing
 
     def allocate(self, count: int) -> list[int]:
         """Takes `count` blocks, each with one reference. Raises `OutOfBlocks` and takes none."""
@@ -94,8 +88,7 @@ class BlockPool:
             self._references[block] += 1
 
     def free(self, block_table: list[int]) -> None:
-        """Drops one reference to each block, the deepest first, and empties the table. Raises ValueError for
-        a block that is free already; the table is then left as it was."""
+        """Releases and empties a table, deepest first. Raises ValueError, unchanged, for a free block."""
         references = self._references
         for block, count in Counter(block_table).items():
             if references[block] < count:
@@ -116,8 +109,6 @@ class BlockPool:
         else:
             self._free.append(block)
 
-    # ------------------------------------------------------------ content that is kept
-
     def publish(self, block: int) -> None:
         """Keeps the block cached once it is unreferenced. Raises ValueError if it is unreferenced now."""
         if self._references[block] == 0:
@@ -125,8 +116,7 @@ class BlockPool:
         self._published[block] = 1
 
     def evict(self) -> int:
-        """Frees the least recently released cached block and returns it. Raises `OutOfBlocks` when none is
-        cached."""
+        """Frees and returns the least recently released cached block. Raises `OutOfBlocks` without one."""
         if not self._cached:
             raise OutOfBlocks("no block is cached")
         block, _ = self._cached.popitem(last=False)
@@ -134,11 +124,8 @@ class BlockPool:
         self._free.append(block)
         return block
 
-    # ------------------------------------------------------------ the fence
-
     def fence(self) -> None:
-        """Holds released blocks aside until `lift_fence`: a step that may write them is executing. Raises
-        ValueError when the fence is up already."""
+        """Holds released blocks aside while a step may write them. Raises ValueError if fenced already."""
         if self._is_fenced:
             raise ValueError("the fence is up already")
         self._is_fenced = True
@@ -154,10 +141,7 @@ class BlockPool:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether blocks released now are held aside."""
         return self._is_fenced
-
-    # ------------------------------------------------------------ audit
 
     def check(self, block_tables: Iterable[Iterable[int]] | None = None) -> None:
         """Self-audit; with all tables given, each reference must be a table's. Raises AssertionError."""

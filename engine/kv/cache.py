@@ -24,9 +24,8 @@ from engine.kv.tables import BlockTables
 
 
 class PrefillSharing:
-    """Computes the common prefix of concurrent prompts once: one step's announcements, a block a leader. The
-    sequence that gets tokens first announces the block that it completes in this step; another that needs
-    that block next may wait one step and adopt it. An announcement holds for one step only."""
+    """Computes the common prefix of concurrent prompts once: the sequence that gets tokens first announces
+    the block that it completes; another that needs that block next may wait for one step and adopt it."""
 
     def __init__(self) -> None:
         self._leaders: dict[tuple[Node | None, bytes], PrefixCursor] = {}
@@ -46,7 +45,6 @@ class PrefillSharing:
         return self._leaders.get((node, key), follower) is not follower
 
     def clear(self) -> None:
-        """Ends the step's announcements."""
         self._leaders.clear()
 
     def __len__(self) -> int:
@@ -110,13 +108,10 @@ class KvCache(BlockTables):
         super().free(table, cursor)
         self._sharing.retract(cursor)
 
-    # ------------------------------------------------------------ prefill sharing
-
     def announce(
         self, cursor: PrefixCursor, token_ids: Sequence[int], computed_tokens: int, tokens: int
     ) -> None:
-        """Announces the next block of a sequence that gets `tokens` tokens in this step: others may wait for
-        it. Ends with the step, with `retract` or with the table."""
+        """Announces the block that a sequence's `tokens` tokens complete in this step: others may wait."""
         ends = (cursor.blocks + 1) * self.block_tokens
         if self.prefix_caching and computed_tokens < ends <= computed_tokens + tokens:
             self._sharing.announce(cursor, self._tree.key(cursor.node, token_ids, cursor.salt))
@@ -132,12 +127,9 @@ class KvCache(BlockTables):
         computed_tokens: int,
         match: Match | None = None,
     ) -> bool:
-        """Whether a sequence should get no tokens in this step, because another one computes the block that
-        it needs next. `match`: its prefix, if it has no table yet.
-
-        True at most once for each number of available tokens, so a sequence waits at most once for each block
-        gained; one that waited in vain (the leader was cancelled) computes for itself.
-        """
+        """Whether a sequence should get no tokens in this step, as another one computes the block that it
+        needs next. `match`: its prefix, if it has no table yet. True at most once for each number of
+        available tokens: one that waited in vain (the leader was cancelled) computes for itself."""
         node, at = cursor.node, cursor.blocks * self.block_tokens
         if match is not None:
             node, at = match.nodes[-1] if match.nodes else None, match.tokens
@@ -159,10 +151,8 @@ class KvCache(BlockTables):
         computed_tokens: int,
         most_tokens: int,
     ) -> int:
-        """Replaces blocks that a running sequence would compute next by ones that others published. Returns
-        how many tokens are saved; 0 if there are none, or if not all its full, computed blocks are
-        published. Call between steps; `most_tokens` as in `match`.
-        """
+        """Replaces blocks that a running sequence would compute next by published ones; returns the tokens
+        saved, 0 unless its full, computed blocks are all published. Call between steps."""
         first = cursor.blocks
         most_blocks = min(most_tokens, len(token_ids)) // self.block_tokens
         if most_blocks <= first or computed_tokens // self.block_tokens != first:
@@ -179,12 +169,9 @@ class KvCache(BlockTables):
         self.counts.adopted_tokens += gained
         return gained
 
-    # ------------------------------------------------------------ host memory
-
     def swap_out(self, table: list[int], cursor: PrefixCursor, computed_tokens: int) -> SwapOut | None:
-        """Moves a table's KV to host memory: plans the copies, frees the table. None, with nothing changed,
-        when there is nothing to keep, when host memory has no room, or when the table was swapped in in the
-        same step. Published blocks are copied too: the cache may evict them."""
+        """Plans a table's copies to host memory and frees it. None, changing nothing: no KV, no room, or
+        swapped in in this step. Published blocks are copied too, as the cache may evict them."""
         count = blocks_for(computed_tokens, self.block_tokens)
         if not 0 <= count <= len(table):
             raise ValueError(f"{computed_tokens} computed tokens do not lie in {len(table)} blocks")
@@ -195,12 +182,9 @@ class KvCache(BlockTables):
         return swapped
 
     def swap_in(self, swapped: SwapOut, table: list[int]) -> None:
-        """Allocates device blocks for a swapped sequence, and plans the copies.
-
-        The table may begin with a match (of at most `swapped.tokens` tokens): only the rest is copied. Raises
-        `OutOfBlocks` when there are too few blocks, ValueError when nothing lies in host memory or the table
-        is longer than that; nothing is changed then. The next `publish` lets others find what came back.
-        """
+        """Allocates device blocks for a swapped sequence, and plans the copies of what lies past the table's
+        match (at most `swapped.tokens` tokens). Raises `OutOfBlocks`, and ValueError when nothing lies in
+        host memory or the table is longer; nothing is changed then."""
         lacking = len(swapped.blocks) - len(table)
         if not swapped.blocks or lacking < 0:
             raise ValueError(f"a table of {len(table)} blocks cannot take {len(swapped.blocks)} host blocks")
@@ -213,13 +197,10 @@ class KvCache(BlockTables):
         self._host.drop(swapped)
 
     def close_step(self) -> Copies:
-        """Ends the announcements and returns the step's copies. The caller must execute them before the
-        step's forward pass, all outbound ones first; if that fails, the KV of every sequence swapped out in
-        this step is lost and has to be dropped."""
+        """Ends announcements and returns the step's copies, to be executed before its forward pass, outbound
+        ones first; if that fails, KV swapped out in this step is lost and has to be dropped."""
         self._sharing.clear()
         return self._host.close()
-
-    # ------------------------------------------------------------ audit
 
     @property
     def is_step_open(self) -> bool:
@@ -229,8 +210,7 @@ class KvCache(BlockTables):
     def check(
         self, holders: Iterable[tuple[list[int], PrefixCursor]], swapped: Iterable[SwapOut] = ()
     ) -> None:
-        """Full self-audit against all tables with their cursors, and all that is swapped out: blocks, prefix
-        tree, host memory, announcements. Raises AssertionError. O(cache size)."""
+        """Self-audit against all tables and swapped KV. Raises AssertionError. O(cache size)."""
         check_consistency(
             self._pool, self._tree, self._host, self._sharing, holders, swapped, self.block_tokens
         )

@@ -72,8 +72,7 @@ class HostBlocks:
         return SwapOut(blocks, tokens)
 
     def take(self, swapped: SwapOut, device_blocks: list[int]) -> None:
-        """Plans copies of the last `len(device_blocks)` blocks back to the device, and releases the host
-        blocks."""
+        """Plans copies of the last blocks back to `device_blocks`, and releases the host blocks."""
         first = len(swapped.blocks) - len(device_blocks)
         self._back.update(zip(device_blocks, swapped.blocks[first:], strict=True))
         self.drop(swapped)
@@ -100,8 +99,7 @@ class HostBlocks:
         return copies
 
     def check(self, swapped: Iterable[SwapOut], block_tokens: int) -> None:
-        """Self-audit; each block is free, released, or of one sequence, which has as many as its tokens
-        fill, and copies read and write used blocks only. Raises AssertionError."""
+        """Self-audit of owners, sizes and planned copies. Raises AssertionError."""
         held: list[int] = []
         for sequence in swapped:
             assert len(sequence.blocks) == blocks_for(sequence.tokens, block_tokens), (

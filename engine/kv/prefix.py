@@ -58,10 +58,8 @@ class PrefixCursor:
     deferred_at: int = -1
     """Tokens available from the cache when it last waited for another sequence."""
     announced: tuple[Node | None, bytes] | None = field(default=None, repr=False)
-    """The block that it announced to compute."""
 
     def reset(self) -> None:
-        """Resets the cursor for an empty table."""
         self.node = None
         self.blocks = 0
         self.deferred_at = -1
@@ -82,8 +80,7 @@ class PrefixTree:
         return len(self._nodes)
 
     def key(self, parent: Node | None, token_ids: Sequence[int], salt: str) -> bytes:
-        """Key of the block of `token_ids` that follows `parent`. There must be enough tokens. Raises
-        ValueError for a token id outside of 32 bits."""
+        """Key of the full block of `token_ids` after `parent`. Raises ValueError for an id beyond 32 bits."""
         depth = 0 if parent is None else parent.depth
         first = depth * self._block_tokens
         try:
@@ -99,8 +96,7 @@ class PrefixTree:
     def descend(
         self, start: Node | None, token_ids: Sequence[int], salt: str, most_blocks: int
     ) -> Iterator[Node]:
-        """The published blocks of `token_ids` after `start` (None: from the beginning), in order, up to
-        `most_blocks` blocks in total."""
+        """Published blocks of `token_ids` after `start` (None: root), in order; `most_blocks` in all."""
         node = start
         for _ in range(0 if start is None else start.depth, most_blocks):
             node = self.child(node, self.key(node, token_ids, salt))

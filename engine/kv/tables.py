@@ -37,8 +37,7 @@ class KvCounts:
 
 
 class BlockTables:
-    """The blocks on the device, the prefix tree over them, and the tables that name them. The base of
-    `engine.kv.cache.KvCache`, which is the one to use."""
+    """Device blocks, their prefix tree and the tables that name them; base of `engine.kv.cache.KvCache`."""
 
     def __init__(
         self, num_blocks: int, block_tokens: int, num_host_blocks: int, prefix_caching: bool
@@ -52,8 +51,6 @@ class BlockTables:
         self._pool = BlockPool(num_blocks)
         self._tree = PrefixTree(block_tokens)
         self._host = HostBlocks(num_host_blocks)
-
-    # ------------------------------------------------------------ sizes
 
     @property
     def num_blocks(self) -> int:
@@ -79,7 +76,6 @@ class BlockTables:
 
     @property
     def num_fenced(self) -> int:
-        """Blocks that were released while a step was executing."""
         return self._pool.num_fenced
 
     @property
@@ -95,17 +91,12 @@ class BlockTables:
     def num_host_free(self) -> int:
         return self._host.num_free
 
-    # ------------------------------------------------------------ look-ups
-
     def match(
         self, token_ids: Sequence[int], salt: str, most_tokens: int, known: Match | None = None
     ) -> Match:
-        """The longest published prefix of `token_ids`, in whole blocks and at most `most_tokens` tokens.
-
-        Changes nothing. The last token of a prompt has to be computed, because it chooses the next one: pass
-        one token less. `known` is an earlier match of the same tokens and salt: only what was published since
-        is looked up.
-        """
+        """The longest published prefix of `token_ids` in whole blocks, at most `most_tokens` tokens: one less
+        than a prompt has, as its last token has to be computed. `known`: an earlier match of the same tokens
+        and salt; only what was published since is looked up."""
         if not self.prefix_caching:
             return Match(salt, [], 0)
         most_blocks = max(0, min(most_tokens, len(token_ids)) // self.block_tokens)
@@ -116,24 +107,18 @@ class BlockTables:
         return Match(salt, nodes, len(nodes) * self.block_tokens)
 
     def cached_tokens(self, token_ids: Sequence[int], salt: str) -> int:
-        """How many of a prompt's tokens are cached now."""
         return self.match(token_ids, salt, len(token_ids) - 1).tokens
 
     def locality(self, token_ids: Sequence[int], salt: str, *, blocks: int = 1) -> int:
-        """Equal for prompts that share their first `blocks` blocks under one salt, whatever is cached; else
-        almost surely different. The same in every process."""
+        """Hash of the first `blocks` blocks under a salt, whatever is cached; the same in every process."""
         first = token_ids[: blocks * self.block_tokens]
         digest = blake2b(repr((salt, list(first))).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1
 
     def shortage(self, match: Match, count: int, yielded: Sequence[list[int]] = ()) -> int:
         """Blocks that lack (0 or less: none) for a table of `count` blocks that begins with `match`, once the
-        tables `yielded` are freed. Changes nothing.
-
-        Blocks that other tables name as well are not gained, and those of the match cost nothing while they
-        are referenced: neither a table's length nor `num_free` alone tells what fits. Raises ValueError for a
-        match that is out of date.
-        """
+        tables `yielded` are freed. Blocks that other tables name as well are not gained, referenced ones of
+        the match cost nothing. Raises ValueError for an outdated match."""
         _check_match(match)
         wanted = match.blocks
         revived = sum(self._pool.is_cached(block) for block in wanted)
@@ -147,11 +132,8 @@ class BlockTables:
             )
         return count - len(wanted) - (self.num_free - revived + gained)
 
-    # ------------------------------------------------------------ a table's life
-
     def attach(self, table: list[int], cursor: PrefixCursor, match: Match) -> None:
-        """Starts an empty table with a match. Raises ValueError if the table is not empty, the salt is
-        another's, or the match is out of date."""
+        """Starts an empty table with a match. Raises ValueError for a used table, other salt or old match."""
         if table or cursor.blocks:
             raise ValueError("only an empty block table can begin with a match")
         if match.salt != cursor.salt:
@@ -163,8 +145,7 @@ class BlockTables:
         self.counts.hit_tokens += match.tokens
 
     def extend(self, table: list[int], count: int) -> None:
-        """Adds `count` blocks: blank ones first, then cached ones, least recently released first. Raises
-        `OutOfBlocks` and changes nothing when there are not enough."""
+        """Adds `count` blocks, blank ones first, then cached ones. Raises `OutOfBlocks`, changing nothing."""
         if count > self.num_free:
             raise OutOfBlocks(f"{count} blocks wanted, {self.num_free} free")
         lacking = count - self._pool.num_free
@@ -173,8 +154,7 @@ class BlockTables:
         table += self._pool.allocate(count)
 
     def extend_each(self, tables: Sequence[list[int]]) -> None:
-        """Adds one block to each of `tables`, as successive calls of `extend` would. Raises `OutOfBlocks` and
-        changes nothing when there are not enough."""
+        """Adds a block to each table, as calls of `extend` would. Raises `OutOfBlocks`, changing nothing."""
         if len(tables) > self.num_free:
             raise OutOfBlocks(f"{len(tables)} blocks wanted, {self.num_free} free")
         blank: list[int] = []
@@ -191,14 +171,13 @@ class BlockTables:
         """Publishes a table's full, computed blocks. Call between steps, after the forward pass that wrote
         them; visits only blocks completed since the last call.
 
-        Where an equal block was published meanwhile, the table names that one instead and releases its own.
-        That is safe at any time: a full, computed block is never written again, both hold keys and values of
-        the same tokens after the same tokens, and a step that still reads the old one is fenced. It is needed
-        as well: a table that kept its own but stood below the other could run out of memory with a block that
-        only it keeps from being evicted.
+        Where an equal block was published meanwhile, the table names that one and releases its own. That is
+        safe (a full, computed block is never written again, and a step that still reads the old one is
+        fenced) and needed: a table that kept its own below the other could run out of memory with a block
+        that only it keeps from being evicted.
 
-        Raises ValueError for more computed tokens than there are, before the copies of the step were handed
-        over, and for a cursor that is not this table's.
+        Raises ValueError for more computed tokens than there are, before the step's copies were handed over,
+        and for another table's cursor.
         """
         full = computed_tokens // self.block_tokens
         if full == cursor.blocks or not self.prefix_caching:
@@ -226,8 +205,7 @@ class BlockTables:
             self._advance(cursor, node)
 
     def free(self, table: list[int], cursor: PrefixCursor) -> None:
-        """Releases a table's blocks, the deepest first, and empties it. Idempotent. Published blocks that no
-        other table names become cached, the others free; behind a fence, when it is lifted."""
+        """Releases and empties a table, deepest first; unshared published blocks stay cached. Idempotent."""
         self._check_cursor(table, cursor)
         self._release(table)
         cursor.reset()
@@ -244,8 +222,6 @@ class BlockTables:
         self._evict(count)
         return count
 
-    # ------------------------------------------------------------ private
-
     def _evict(self, count: int) -> None:
         evict, remove = self._pool.evict, self._tree.remove
         for _ in range(count):
@@ -253,7 +229,6 @@ class BlockTables:
         self.counts.evicted_blocks += count
 
     def _reference(self, blocks: list[int]) -> list[int]:
-        """Adds a reference to published blocks."""
         cached = self._pool.num_cached
         self._pool.share(blocks)
         self.counts.revived_blocks += cached - self._pool.num_cached

@@ -1,8 +1,8 @@
 """Attention function of transformers models over the paged cache.
 
-One function is registered with transformers' attention interface. It takes the step's context (batch, caches,
-kernel) from a context variable, because some architectures drop keyword arguments. No mask function is
-registered under the name, so transformers builds no mask.
+One function is registered with transformers' attention interface, and no mask function, so that no mask is
+built. The step's context (batch, caches, kernel) comes from a context variable, because some architectures
+drop keyword arguments.
 """
 
 from __future__ import annotations
@@ -162,9 +162,8 @@ def paged_attention_forward(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention function: `query` `[1, heads, tokens, dim]` -> `[1, tokens, heads, dim]`. The
-    parameters' names are transformers' (some models pass them by name). A `sliding_window` of None means full
-    attention; only where a model does not pass it at all its module's own is taken."""
+    """transformers' attention function, with its parameter names: `query` `[1, heads, tokens, dim]` -> `[1,
+    tokens, heads, dim]`. `sliding_window` None: full attention; not passed: the module's own."""
     context = _current.get()
     if context is None:
         raise RuntimeError(f"{ATTENTION_NAME} attention was called outside of a step")

@@ -83,8 +83,7 @@ class HostPool:
         self._wait()
 
     def copy_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies whole blocks, each pair `(host block, device block)`, to the device. Raises ValueError for a
-        block outside of the pools or a device block named twice; nothing is copied."""
+        """Copies whole `(host block, device block)` pairs back. Raises ValueError as `copy_out` does."""
         pairs = sorted(pairs)
         host, device = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         if not self._check(device, host, "device", device):
@@ -101,9 +100,8 @@ class HostPool:
         self._wait()
 
     def read(self, blocks: Sequence[int], num_tokens: int) -> list[bytes]:
-        """The first `num_tokens` tokens of host blocks in their order, as numbers of the cache's kind: one
-        entry a tensor, layer by layer the keys and then the values. Raises ValueError for a block outside of
-        the pool, or for more tokens than the blocks hold."""
+        """The first `num_tokens` tokens of host blocks: an entry a tensor, layer by layer keys, then values.
+        Raises ValueError for a block outside of the pool, or for too many tokens."""
         block_tokens = self._host[0].shape[1]
         if not 0 < num_tokens <= len(blocks) * block_tokens:
             raise ValueError(f"{num_tokens} tokens do not lie in {len(blocks)} blocks of {block_tokens}")
@@ -118,8 +116,7 @@ class HostPool:
     def measure(
         self, *, blocks: int = 32, repetitions: int = 5, clock: Callable[[], float] = perf_counter
     ) -> RoundTrip:
-        """Times round trips of one and of several blocks, the quickest of `repetitions` each. For use at
-        load: it overwrites the first `blocks` host blocks; the device's stay as they are."""
+        """Times the quickest round trips of one and of several blocks. At load: overwrites host blocks."""
         most = min(blocks, self.num_blocks, self.num_device_blocks)
         one_s = self._quickest_s(1, repetitions, clock)
         if most == 1:

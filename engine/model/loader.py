@@ -81,8 +81,7 @@ class LoadedModel:
         num_host_blocks: int = 0,
         context_tokens: int | None = None,
     ) -> TorchRunner:
-        """A runner with a KV cache of these sizes. `context_tokens`: a shorter context than the model's.
-        Raises `ModelRefused` where the memory cannot be had."""
+        """A runner of these sizes; `context_tokens` may shorten the model's. Raises `ModelRefused`."""
         info = self.info
         if context_tokens is not None:
             info = msgspec.structs.replace(info, context_tokens=context_tokens)
@@ -127,12 +126,9 @@ def load_model(
 ) -> LoadedModel:
     """Loads `model_dir` and checks it against the plain model, in blocks of `check_block_tokens`.
 
-    `device` defaults to CUDA where there is one, `dtype` to float32 on a CPU and bfloat16 on CUDA.
-    `threads` sets torch's intra-op threads for the whole process. `attention` names a kernel of
-    `kernels.dispatch`; `model_id` defaults to the directory's name. Without `fast_paths` the model runs as
-    transformers runs it.
-
-    Raises `ModelRefused`.
+    `device` defaults to CUDA where there is one, `dtype` to float32 on a CPU and bfloat16 on CUDA. `threads`:
+    torch's intra-op threads, of the whole process. `attention`: a kernel of `kernels.dispatch`; `model_id`:
+    by default the directory's name. Without `fast_paths` transformers' own pass runs. Raises `ModelRefused`.
     """
     config = _read_config(model_dir)
     chosen_device, chosen_dtype = place(device, dtype)
@@ -169,8 +165,7 @@ def load_runner(
     num_host_blocks: int = 0,
     **options: Any,
 ) -> TorchRunner:
-    """As `load_model` with its `options`, with a paged cache of `num_blocks` blocks, and `num_host_blocks`
-    blocks of host memory for swapped KV. Raises `ModelRefused`."""
+    """`load_model` with a paged cache, and host memory for swapped KV. Raises `ModelRefused`."""
     if block_tokens < 1 or num_blocks < 1:
         raise ModelRefused(f"block_tokens ({block_tokens}) and num_blocks ({num_blocks}) must be at least 1")
     if num_host_blocks < 0:

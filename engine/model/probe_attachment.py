@@ -20,9 +20,8 @@ log = logging.getLogger("fairgate.engine")
 
 
 class ProbeFollower:
-    """Makes a runner read its states by the probe beside its model, and by every later one that takes its
-    place. A refused probe leaves a line in the log and in reports: forecasts are less accurate then. For the
-    engine's one thread."""
+    """Follows the probe file beside a runner's model, and every one that takes its place; a refused one
+    leaves a line in log and reports. For the engine's one thread."""
 
     def __init__(
         self, gate: ProbeGate, runner: TorchRunner, model_dir: Path, fingerprint: str, *, keep_states: bool

@@ -24,8 +24,7 @@ from kernels.batch import pack
 
 
 class TorchRunner:
-    """Holds a model's forward pass and its paged cache. Implements `engine.core.model_runner.ModelRunner`.
-    Made by `engine.model.loader.load_runner`."""
+    """A model's forward pass and paged cache, a `ModelRunner`; made by `engine.model.loader.load_runner`."""
 
     def __init__(
         self,
@@ -61,9 +60,7 @@ class TorchRunner:
         self.swap_base_s, self.swap_block_s = trip.base_s, trip.block_s
 
     def execute(self, slices: Sequence[SequenceSlice]) -> list[Sampled | None]:
-        """Computes one step; see `engine.core.model_runner.ModelRunner`. Raises `RuntimeError` when the
-        device fails, `ValueError` for a slice that cannot be computed (a table too short, a block or a token
-        id that does not exist, nothing to compute)."""
+        """As `ModelRunner.execute`; also raises `ValueError` for a slice that cannot be computed."""
         if not slices:
             return []
         ends = accumulate(piece.num_tokens for piece in slices)

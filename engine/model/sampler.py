@@ -42,14 +42,12 @@ class SamplingRow:
 
     @property
     def token_index(self) -> int:
-        """Index of the token to be chosen among the sequence's outputs."""
         return len(self.token_ids) - self.num_prompt_tokens
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], *, fallback_token_id: int = 0) -> list[Sampled]:
-    """Chooses one token for each row of `logits` (`[rows, vocabulary]`, float32; may be changed in place).
-    Ids in `logit_bias` outside of the vocabulary have no effect. NaN counts as impossible; a row in which
-    nothing is possible yields `fallback_token_id` (an end-of-sequence token, where the model has one)."""
+    """Chooses a token for each row of `logits` (`[rows, vocabulary]`, float32; may change in place). Biased
+    ids beyond the vocabulary are ignored, NaN is impossible; if nothing is possible: `fallback_token_id`."""
     if all(_is_plain_greedy(row.sampling) for row in rows):
         greedy = greedy_tokens(logits)
         if greedy is not None:
@@ -87,8 +85,7 @@ def warm_up() -> None:
 
 
 def probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Distributions of rows that are already biased and penalised. `[rows, vocabulary]`, float64; every
-    temperature must be positive."""
+    """Distributions `[rows, vocabulary]`, float64, of adjusted logits; every temperature must be positive."""
     scores = logits / _column([p.temperature for p in params], logits)
     _limit_top_k(scores, [p.top_k for p in params])
     _limit_top_p(scores, [p.top_p for p in params])
@@ -185,9 +182,8 @@ def _limit_top_k(scores: torch.Tensor, top_k: list[int]) -> None:
 
 
 def _limit_top_p(scores: torch.Tensor, top_p: list[float]) -> None:
-    """Keeps the smallest set of best tokens whose probability reaches p; always the best one. The set is
-    nearly always among the first `TOP_P_CANDIDATES`; only the other rows are sorted whole, which would cost
-    more than a small model's whole step."""
+    """Keeps the smallest set of best tokens whose probability reaches p, at least one. It nearly always lies
+    among the first `TOP_P_CANDIDATES`; only the other rows are sorted whole, which is slow."""
     limited = [i for i, p in enumerate(top_p) if p < 1.0]
     candidates = TOP_P_CANDIDATES
     while limited:

@@ -59,9 +59,8 @@ def difference_from_plain(
     device: torch.device,
     block_tokens: int,
 ) -> float:
-    """The relative difference of paged from `plain` logits: `|paged - plain| / |plain|`, Euclidean. In
-    float32 the largest over all positions. In half precision the median: there, a router of a mixture of
-    experts may tip over in single positions for rounding alone."""
+    """Relative difference of paged from `plain` logits, Euclidean: in float32 the largest over all positions,
+    in half precision the median, as a router of experts may tip over in single positions for rounding."""
     per_prompt = -(-max(PROMPT_TOKENS) // block_tokens)
     runner = TorchRunner(
         forward,

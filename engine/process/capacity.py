@@ -1,7 +1,4 @@
-"""Sizes of an engine, from its settings, its device, its model and the memory that is free.
-
-A KV cache that cannot hold one whole context is refused.
-"""
+"""Sizes of an engine from settings, device, model and free memory; refuses less KV than one context takes."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ CPU_MOST_KV_SHARE = 0.5
 CPU_MOST_KV_BYTES = 16 * GIB
 """Most that it takes by itself, unless one whole context needs more."""
 CPU_SMALL_KV_BYTES = 256 * MIB
-"""So much it takes although `max_sequences` whole contexts need less: room for requests on their way and for
-cached prefixes."""
+"""Taken even where `max_sequences` contexts need less: room for further requests and cached prefixes."""
 CUDA_KV_SHARE = 0.85
 """Share of the device memory that is free once the weights are loaded; the rest is for activations."""
 HOST_KV_SHARE = 0.125
@@ -100,8 +96,7 @@ class EngineSizes:
 
 
 def step_sizes(device: str, wanted: EngineSettings) -> StepSizes:
-    """Sequences and tokens of a step: as set, else by device, so that every running sequence can have a
-    token of each step."""
+    """Sequences and tokens of a step: as set, else by device; each running sequence can have a token."""
     defaults = DEFAULTS[device]
     sequences, tokens = wanted.max_sequences, wanted.max_batched_tokens
     reasons = {
@@ -153,7 +148,6 @@ def engine_sizes(machine: MachineMemory, shape: KvShape, wanted: EngineSettings)
 def _num_blocks(
     machine: MachineMemory, wanted: EngineSettings, block_bytes: int, least_blocks: int, max_sequences: int
 ) -> tuple[int, str]:
-    """Blocks of the KV cache, and why."""
     if wanted.num_blocks:
         return wanted.num_blocks, "engine.kv_blocks"
     if wanted.kv_memory_bytes:
@@ -208,7 +202,6 @@ def _too_small(
 def _num_host_blocks(
     machine: MachineMemory, wanted: EngineSettings, block_bytes: int, num_blocks: int
 ) -> tuple[int, str]:
-    """Blocks of host memory, and why."""
     if wanted.num_host_blocks != AUTO_HOST_BLOCKS:
         return wanted.num_host_blocks, "engine.host_kv_blocks" + (
             "" if wanted.num_host_blocks else ": what gives way is computed again"
@@ -224,8 +217,7 @@ def _num_host_blocks(
 
 
 def size_text(number: int) -> str:
-    """A number of bytes in a unit that leaves it whole or at least 10, rounded up: a text that settings
-    take."""
+    """A number of bytes as a text for settings, rounded up, in a unit that leaves it whole or at least 10."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (1024, "KiB")):
         if number >= 10 * unit or (number and number % unit == 0):
             return f"{-(-number // unit)}{name}"

@@ -1,7 +1,7 @@
 """Fingerprint of a model directory and name of the machine, the keys of learned state.
 
-The fingerprint covers the config and the names, sizes, heads and tails of the weight files: reading gigabytes
-of weights would take longer than loading them. The machine's name is its processor and cores.
+It covers the config and the names, sizes, heads and tails of weight files: reading gigabytes would take
+longer than loading them. The machine's name is its processor and cores.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ HEAD_BYTES = 1 << 20
 
 
 def model_fingerprint(model_dir: Path) -> str:
-    """32 hexadecimal digits; changes with the config, the tensors' names and shapes and the first weights.
-    Raises OSError for a directory that cannot be read."""
+    """32 hexadecimal digits, of config, tensor names and shapes and first weights. Raises OSError."""
     digest = hashlib.sha256((model_dir / "config.json").read_bytes())
     for path in sorted(model_dir.glob("*.safetensors")):
         size = path.stat().st_size

@@ -13,8 +13,7 @@ UNLIMITED = 2**60
 
 
 def free_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
-    """Available memory: what the kernel says of the machine, and no more than the least of its control groups
-    has left. Without a kernel that says so: half of the machine's memory."""
+    """Available memory by the kernel and the control groups' limits; half of the machine's where unknown."""
     available = _meminfo(proc).get("MemAvailable")
     if available is None:
         available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -1,7 +1,6 @@
 """`EngineLock`: lock file of an engine in its data directory, held by `flock` until the process ends.
 
-The file names its holder, so that a restarted gateway finds the living engine. A stale file has content but
-no lock.
+It names its holder, so that a restarted gateway finds the living engine; a stale file has no lock.
 """
 
 from __future__ import annotations

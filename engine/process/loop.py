@@ -72,10 +72,9 @@ class EngineLoop:
         spans: EngineSpans | None = None,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`lost_s`: silence after which a gateway is lost. `backlog_s`: how long a gateway may read nothing
-        while messages wait for it. `on_restored_settled` is called once the outcomes of an earlier engine are
-        all acknowledged; `on_tick` with every snapshot, with the time, between two steps. `spans`: None: none
-        are made; `wall_ns`: the time since 1970, for them."""
+        """`lost_s`: silence after which a gateway is lost; `backlog_s`: how long it may leave messages
+        unread. `on_restored_settled`: when an earlier engine's outcomes are all acknowledged; `on_tick`: with
+        the time, at each snapshot. `spans` None: none are made; `wall_ns`: since 1970."""
         self._core = core
         self._socket = socket
         self._ready = ready
@@ -137,8 +136,7 @@ class EngineLoop:
                 self._wait()
 
     def stop(self, drain_s: float) -> None:
-        """Takes no more sequences and ends once the live ones did, at the latest after `drain_s`. Safe in a
-        signal handler."""
+        """Takes no new sequence; ends with the live ones, within `drain_s`. Safe in a signal handler."""
         until_s = self._clock() + drain_s
         self._drain_until_s = until_s if self._drain_until_s is None else min(until_s, self._drain_until_s)
 
@@ -384,8 +382,7 @@ class EngineLoop:
                     self._send(session, payload, keep=False)
 
     def _audit(self, now_s: float) -> None:
-        """Audits the core once after each busy period, when idle. Raises AssertionError: a damaged core must
-        not go on."""
+        """Audits the core when idle, once a busy period. Raises AssertionError: the engine must end."""
         since_s = self._unaudited_s
         if since_s is not None and now_s - since_s >= IDLE_AUDIT_S and not self._core.has_work():
             self._unaudited_s = None
@@ -447,7 +444,6 @@ class EngineLoop:
             self._abandon(session, why)
 
     def _abandon(self, session: GatewaySession, why: str) -> None:
-        """Cancels the sequences of an ended session."""
         log.warning(
             "gateway %s lost: %s; %d sequences cancelled", session.gateway_id, why, len(session.tenants)
         )
@@ -494,7 +490,6 @@ class EngineLoop:
         self._socket.poll(round(wait_s * 1000) + 1, zmq.POLLIN)
 
     def _warn(self, message: str, now_s: float) -> None:
-        """Logs a warning, rate-limited."""
         if now_s - self._warned_s < WARN_EVERY_S:
             self._suppressed += 1
             return

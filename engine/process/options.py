@@ -105,9 +105,8 @@ class EngineSettings(Bounded, frozen=True, kw_only=True):
 
 
 class EngineOptions(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an engine process is started with. Zero for `threads` and `AUTO` for a size mean: choose.
-    `address` is the ZeroMQ address that it binds: `ipc://PATH` (at most 107 bytes of path), or
-    `tcp://HOST:PORT` where the data directory has keys (`engine/client/keys.py`)."""
+    """What an engine process is started with; 0 for `threads` and `AUTO` for a size mean: choose. `address`:
+    `ipc://PATH` (at most 107 bytes) or, with keys (`engine/client/keys.py`), `tcp://HOST:PORT`."""
 
     model_dir: Path
     data_dir: Path

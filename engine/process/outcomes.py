@@ -1,8 +1,7 @@
 """`OutcomeStore`: outcomes that no gateway has acknowledged yet.
 
 Bounded: sequences are refused while there is no room for their outcomes (`has_room`). What is left when the
-engine ends is written to a file and read at the next start. `OutcomeStore` is pure; `write_outcomes` and
-`read_outcomes` do the I/O.
+engine ends is written to a file and read at the next start.
 """
 
 from __future__ import annotations
@@ -70,8 +69,7 @@ class OutcomeStore:
         self._held[outcome.sequence_id] = HeldOutcome(gateway_id, outcome, ended_ns)
 
     def acknowledge(self, gateway_id: str, sequence_ids: Iterable[str]) -> list[HeldOutcome]:
-        """Forgets settled outcomes of `gateway_id` and returns them; unknown ids, and those of other
-        gateways, are ignored."""
+        """Forgets and returns settled outcomes of `gateway_id`; other ids are ignored."""
         settled = []
         for sequence_id in sequence_ids:
             held = self._held.get(sequence_id)

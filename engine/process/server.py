@@ -1,8 +1,8 @@
 """Engine process: start-up and shutdown.
 
-`python -m engine.process.server` (and `fairgate engine`): lock, address, model, loop, outcomes file. It runs
-in a session of its own and outlives the gateway that started it. A failed start is one line on stderr and
-exit code 1.
+`python -m engine.process.server` (and `fairgate engine`): lock, address, model, loop, outcomes file. In a
+session of its own, it outlives the gateway that started it. A failed start is one line on stderr and exit
+code 1.
 """
 
 from __future__ import annotations
@@ -155,7 +155,6 @@ def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
 
 
 def _spans(options: EngineOptions) -> EngineSpans | None:
-    """None: none are to be made."""
     if not options.otlp:
         return None
     target = SpanTarget(options.otlp, options.spans_per_s)

@@ -1,8 +1,8 @@
 """Gateway sessions of an engine, and the owner of each live sequence. Pure.
 
 Every connection of a gateway is a session, named by its socket's identity. It ends when it is silent for too
-long, when its socket is gone, when its queue stays full, or when the same gateway opens a new one; the engine
-then cancels its sequences. A session reaches only its own sequences and outcomes.
+long, its socket is gone, its queue stays full or the gateway opens a new one; its sequences are then
+cancelled. A session reaches only its own sequences and outcomes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ MAX_GATEWAYS = 64
 MAX_GATEWAY_ID_CHARACTERS = 128
 REMEMBERED_SUPERSEDED = 256
 SECOND_LOOK_S = 2 * HEARTBEAT_S
-"""A session that seems lost is looked at once more after so long: had the engine's own process stood still,
-what its gateway sent meanwhile arrives only now."""
+"""A session that seems lost is looked at again after this: the engine itself may have stood still."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,9 +33,8 @@ class GatewaySession:
     secret: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     """Known to the engine and this gateway: names the session in `Alive`."""
     seems_lost_s: float | None = None
-    """Since when it seems lost; None: it was heard in time."""
+    """Since when it seems lost; None: it does not."""
     tenants: dict[str, str] = field(default_factory=dict)
-    """Tenants of its live sequences, by sequence id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ class GatewaySessions:
         return session
 
     def alive(self, secret: str, now_s: float) -> None:
-        """Notes a word of a gateway's liveness thread; without effect for an ended or unknown session."""
+        """Notes a message of a gateway's liveness thread; without effect for an ended or unknown session."""
         session = self._by_secret.get(secret)
         if session is not None:
             self._note(session, now_s)
@@ -179,8 +177,7 @@ class GatewaySessions:
         return session
 
     def share_service(self, service: Mapping[str, ServiceShare]) -> dict[bytes, dict[str, TenantShare]]:
-        """Divides the service of tenants among sessions, by identity: to each the tokens of its own
-        sequences, and the serials of tenants of which it has any; each lift to the first such session."""
+        """Divides service by session identity: own tokens, their tenants' serials, a lift to one session."""
         shares: dict[bytes, dict[str, TenantShare]] = {}
         lifted: set[str] = set()
         for session in self._sessions.values():

@@ -1,10 +1,9 @@
 """Rank of tenants inside one band (a tier, or a lane of it) over shared service counters.
 
 A band ranks a tenant by *shared counter + its lift in this band*: a tenant that used idle capacity in the
-batch tier must be lifted there, and must not carry that into the interactive tier.
-`TieredQueue.counters_by_tenant` names the numbers a band ranks by. A returning tenant may stand below the
-others by its `Lag`, where the owner of the queue knows that it was not idle, or that the others were charged
-for what they have not had.
+batch tier must be lifted there, and must not carry that into the interactive tier. A returning tenant may
+stand below the others by its `Lag`, where the owner of the queue knows that it was not idle, or that the
+others were charged for what they have not had.
 
 A tenant whose entry is moved up for its wait (`move`, `aged`) starts in the band above at the lowest who
 wait. What it got there since counts: its entries that come up again and again have one share of the band
@@ -20,8 +19,7 @@ from engine.scheduling.counters import MAX_TENANTS, LoweredLog, forget_smallest
 from engine.scheduling.order.base import ServiceCountersLike
 
 Lag = Callable[[str, str], int]
-"""(tenant, the one that it is lifted to): how far below that one a tenant may stand that comes into an empty
-line, on the counters' scale."""
+"""(tenant, the one that it is lifted to) -> how far below that one it may enter an empty line, scaled."""
 
 
 def no_lag(tenant_id: str, other_id: str) -> int:
@@ -46,7 +44,6 @@ class BandCounters:
         self.lifts = True
         """Whether `lift` acts; not while entries that waited already are only moved."""
         self.left_last: str | None = None
-        """See `ServiceCountersLike`."""
 
     @property
     def served_cost(self) -> int:
@@ -95,8 +92,7 @@ class BandCounters:
             self._lowered.note(tenant_id)
 
     def lowered_reader(self) -> Callable[[], Collection[str] | None]:
-        """Returns a reader that lists tenants whose number here fell since its last call (counter or
-        lift)."""
+        """Returns a reader: the tenants whose number here fell since its last call; None: look at all."""
         return partial(_read_both, self._shared.lowered_reader(), self._lowered.reader())
 
     def clone(self, shared: ServiceCountersLike, lag: Lag | None = None) -> BandCounters:

@@ -1,8 +1,8 @@
 """Brakes: what an operator lets a tier hold for a while, as a share of an engine.
 
-A hard cap, also where capacity stays idle: on places, on the KV cache (as predicted) and on the tokens of
-each step. Of each at least one: one request of a braked tier may always run. What runs above its share when a
-brake is set runs on; its tokens are fewer from the next step on. Pure.
+A hard cap, also where capacity stays idle, on places, the KV cache (as predicted) and each step's tokens; one
+request of a braked tier may always run. What runs above its share when a brake is set runs on, with fewer
+tokens from the next step on. Pure.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ class Brakes:
         return whole if share is None else max(1, int(whole * share))
 
     def has_room(self, rank: int, held: tuple[int, int], more: tuple[int, int], of: tuple[int, int]) -> bool:
-        """Whether a tier that holds so many sequences and KV tokens of an engine may hold so many `more`: one
-        request may always go where it holds none."""
+        """Whether a tier holding `held` sequences and KV tokens may hold `more`; always if it holds none."""
         if rank not in self.shares or not held[0]:
             return True
         return all(

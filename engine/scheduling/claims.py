@@ -6,7 +6,7 @@ The contract and property suites hold it to them. A policy keeps what all four o
 from __future__ import annotations
 
 WORK_CONSERVATION = "work_conservation"
-"""If something may run and fits, something runs. An operator's brake on a tier stands outside."""
+"""If something may run and fits, something runs. An operator's brake on a tier is excepted."""
 NO_STARVATION = "no_starvation"
 """Every entry gets its turn, under an endless stream of shorter, cached or higher-ranked ones of its tier."""
 FAIRNESS_BOUND = "fairness_bound"

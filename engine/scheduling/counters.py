@@ -36,7 +36,6 @@ class LoweredLog:
         """How many were forgotten before the first that is kept."""
 
     def note(self, tenant_id: str) -> None:
-        """The tenant's counter fell."""
         self._tenants.append(tenant_id)
         if len(self._tenants) >= 2 * MAX_LOWERED:
             del self._tenants[:MAX_LOWERED]
@@ -48,7 +47,6 @@ class LoweredLog:
 
     @property
     def noted(self) -> int:
-        """Tenants noted so far."""
         return self._dropped + len(self._tenants)
 
     def since(self, position: int) -> Collection[str] | None:
@@ -86,11 +84,9 @@ class ServiceCounters:
         self._served_cost = 0
         self._lowered = LoweredLog()
         self.left_last: str | None = None
-        """See `ServiceCountersLike`."""
 
     @property
     def served_cost(self) -> int:
-        """Cost tokens charged so far, of all tenants: a clock that runs only while a tenant is served."""
         return self._served_cost
 
     @property
@@ -104,13 +100,11 @@ class ServiceCounters:
         return dict(self._values)
 
     def charge(self, tenant_id: str, weight: float, cost: int) -> None:
-        """Adds `cost` tokens (negative: a correction) at `weight`."""
         self.set(tenant_id, self.value(tenant_id) + scaled(cost, weight))
         self._served_cost += cost
 
     def charge_all(self, charges: Iterable[tuple[str, int]], cost: int) -> None:
-        """Adds many charges in one go: tenants with their `scaled` costs, none negative, and the `cost`
-        tokens of all. The same as charging one by one."""
+        """Adds many charges at once: tenants' `scaled` costs, none negative, and the `cost` tokens of all."""
         values, floor = self._values, self._floor
         for tenant_id, amount in charges:
             values[tenant_id] = values.get(tenant_id, floor) + amount
@@ -119,12 +113,11 @@ class ServiceCounters:
         self._served_cost += cost
 
     def lift(self, tenant_id: str, to: int, other_id: str = "") -> None:
-        """Raises a returning tenant's counter; never lowers it."""
         if to > self.value(tenant_id):
             self.set(tenant_id, to)
 
     def set(self, tenant_id: str, value: int) -> None:
-        """Replaces the counter: what an owner elsewhere says (an engine told by its gateway)."""
+        """Replaces the counter, for an owner elsewhere (a gateway)."""
         if value < self.value(tenant_id):
             self._lowered.note(tenant_id)
         self._values[tenant_id] = value
@@ -132,7 +125,6 @@ class ServiceCounters:
             self._values, self._floor = forget_smallest(self._values, self._floor)
 
     def lowered_reader(self) -> Callable[[], Collection[str] | None]:
-        """Returns a reader: tenants whose counter fell since its last call; None: look at all."""
         return self._lowered.reader()
 
     def clone(self) -> ServiceCounters:

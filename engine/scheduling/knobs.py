@@ -48,8 +48,7 @@ def turned_options(options: PolicyOptions, knobs: EngineKnobs, max_sequences: in
 
 
 def turned(policy: Policy, knobs: EngineKnobs, max_sequences: int) -> Policy:
-    """The policy with its choices where the knobs say: the same objects where they keep something. Raises
-    ValueError."""
+    """The policy with its choices as the knobs say, stateful ones the same objects. Raises ValueError."""
     fresh = make_policy(policy.name, turned_options(policy.options, knobs, max_sequences))
     return replace(
         policy,

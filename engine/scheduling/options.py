@@ -31,8 +31,7 @@ class BadOption(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """Everything that can be set; a policy uses what its choices know. Raises ValueError naming the field,
-    its bounds and the value."""
+    """All options; a policy uses what its choices know. Raises ValueError naming field, bounds and value."""
 
     order: Annotated[str, "Who is next: another order than the policy's own."] = ""
     admit: Annotated[
@@ -144,7 +143,7 @@ class PolicyOptions:
         " `learned`; engines do not read it.",
     ] = ""
     batch_or_wait_table: WaitTable | None = None
-    """What stands in the file `table`, once it is read."""
+    """Content of the file `table`, once it is read."""
 
     def __post_init__(self) -> None:
         for option in OPTIONS.values():
@@ -163,7 +162,6 @@ class PolicyOptions:
             )
 
     def changed(self) -> dict[str, OptionValue]:
-        """What differs from the defaults: for people, for JSON, and for `options_of`."""
         values = {name: getattr(self, name) for name in OPTIONS}
         return {name: value for name, value in values.items() if value != OPTIONS[name].default}
 

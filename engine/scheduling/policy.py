@@ -58,8 +58,7 @@ ORDERS: dict[str, Callable[[ServiceCountersLike], Order]] = {
 }
 
 HYBRID_OPTIONS = PolicyOptions(max_num_partial_prefills=4, target_step_s=0.2, small_lane_permille=75)
-"""Several prompts of a tenant at a time; steps up to the token pace of MLPerf's conversational scenario;
-large sequences leave small ones some memory."""
+"""Several prompts of a tenant at once; steps at MLPerf's conversational token pace; a lane for small ones."""
 OWN_OPTIONS = (
     "max_num_partial_prefills",
     "target_step_s",
@@ -156,7 +155,7 @@ COMPOSED_BY: dict[str, tuple[str, ...]] = {
     "ttft_target_s": ("slack",),
     "tpot_target_s": ("slack",),
 }
-"""The compositions that go by an option; of others each does."""
+"""The compositions that use an option; options not named here are used by all."""
 
 
 EVICTS: dict[str, Callable[[PolicyOptions], Evict]] = {
@@ -255,7 +254,6 @@ SIMULATED = {"static-padded": "static"}
 """Policies of the simulator alone, which pads their steps, by the one that forms their batches."""
 
 DEFAULT_POLICY = "hybrid"
-"""What is used where nothing else was chosen."""
 
 TABLE_POLICIES: dict[str, Callable[..., Policy]] = {"table": PolicyPreset("table", "sjf", admit="table")}
 """Those that need `batch_or_wait_table`; in the order of the line that tables are solved for."""
@@ -265,8 +263,7 @@ LEARNED = "learned"
 LEARNED_POLICIES: dict[str, Callable[..., Policy]] = {
     LEARNED: PolicyPreset(LEARNED, "hybrid", compose="token-fair", evict="fair-victim", own=HYBRID_OPTIONS)
 }
-"""Those that need `learned_table`, which their gateways look up: the choices are those of `hybrid`, and so is
-what they do where the table says nothing."""
+"""They need `learned_table`, which their gateways look up, and else choose as `hybrid` does."""
 
 
 def policy_names(options: PolicyOptions | None = None) -> list[str]:
@@ -281,8 +278,7 @@ def policy_names(options: PolicyOptions | None = None) -> list[str]:
 
 
 def require_learned_table(name: str, options: PolicyOptions) -> None:
-    """Raises `NeedsTable` for a learned policy without the name of its table: for gateways, as engines need
-    none."""
+    """Raises `NeedsTable` for a learned policy without its table's name: for gateways; engines need none."""
     if name in LEARNED_POLICIES and not options.learned_table:
         raise NeedsTable(
             f"the policy {name!r} looks up a learned table, and none is set: make one with `fairgate policy"
@@ -299,8 +295,7 @@ def make_order(name: str, counters: ServiceCountersLike) -> Order:
 
 
 def make_policy(name: str, options: PolicyOptions | None = None) -> Policy:
-    """Raises `UnknownPolicy` (`NeedsTable` where a table is missing), and ValueError for options that do not
-    go together."""
+    """Raises `UnknownPolicy`, `NeedsTable`, and ValueError for options that do not go together."""
     return _choice("policy", POLICIES | TABLE_POLICIES | LEARNED_POLICIES, name)(options)
 
 
@@ -351,8 +346,7 @@ def _unknown(kind: str, named: Mapping[str, object], name: str) -> str:
 
 
 def options_of(values: Mapping[str, object]) -> PolicyOptions:
-    """Options of texts and numbers by name, with the table of the file that they name. Raises `BadOption`;
-    `BadTable`, also for a file that cannot be read."""
+    """Options from texts and numbers, with the table file that they name. Raises `BadOption`, `BadTable`."""
     options = parsed_options(values)
     for decision, named in CHOICES.items():
         choice = getattr(options, decision)

@@ -51,8 +51,7 @@ WORDS: Mapping[str, tuple[Word, ...]] = {
 
 
 def reason(rule: str, rank: Sequence[float]) -> str:
-    """Why a sequence was first, in words: `tier standard; then least served tenant (counter 123 per weight);
-    then ...`. A decision without a rank says it by its rule."""
+    """Why a sequence was first: `tier standard; then least served tenant (...)`; without a rank, its rule."""
     order = rule.removeprefix("order ").partition(",")[0]
     words = WORDS.get(order)
     if not rank or words is None or len(rank) - 1 > len(words):

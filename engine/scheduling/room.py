@@ -1,7 +1,4 @@
-"""What the step under construction can still hold.
-
-Filled by the scheduler as it hands out tokens, read by the compose choices.
-"""
+"""What the step under construction can still hold: filled by the scheduler, read by the compose choices."""
 
 from __future__ import annotations
 
@@ -86,7 +83,6 @@ class Room:
         )
 
     def tokens_of(self, tier: int) -> int:
-        """Tokens that the step still has for a tier."""
         return min(self.tokens, self.tier_tokens.get(tier, self.tokens))
 
     def take(self, sequence: Sequence, tokens: int) -> None:
@@ -113,7 +109,6 @@ class Room:
             self._take_of_tier(sequence, 1)
 
     def give_back(self, sequence: Sequence) -> None:
-        """Undoes the grant, if there was one."""
         tokens = self.given.pop(sequence, 0)
         if tokens:
             self.unfinished.pop(sequence, None)
@@ -126,7 +121,6 @@ class Room:
         return self.predicted_with_s(tokens, attended_tokens(sequence.computed_tokens, tokens), 1)
 
     def predicted_with_s(self, tokens: int, context: int, sequences: int) -> float:
-        """The step's predicted time, with that much more."""
         return predict_step_s(
             self.step_time,
             self.used_tokens + tokens,
@@ -166,15 +160,11 @@ def attended_tokens(position: int, num_tokens: int) -> int:
     return num_tokens * position + num_tokens * (num_tokens + 1) // 2
 
 
-# Which requests are large beside the cache, and how far behind may they fall for small ones?
-#
-# Where memory is short the first in line holds up all others: a large request waits until much is free,
-# and what is freed meanwhile is kept for it. Small ones need little and give it back soon; let past, they
-# hardly delay the large one, and it would have delayed them by many times what they take. So small and large
-# requests wait in lanes of their own (`engine/scheduling/order/hybrid.py`), and of the memory that is
-# promised to large ones for later small ones may take a little now (`engine/scheduling/admit/reserve.py`).
-#
-# Only an engine knows the cache; in front of one (in a gateway) no entry is large.
+# Large and small requests, beside the cache. Where memory is short the first in line holds up all others: a
+# large request waits until much is free, while small ones, let past, hardly delay it. So both wait in lanes
+# of their own (`engine/scheduling/order/hybrid.py`), and small ones may take a little of the memory promised
+# to large ones (`engine/scheduling/admit/reserve.py`). Only an engine knows the cache: in a gateway no entry
+# is large.
 
 SMALL_PERMILLE = 25
 """Of the cache. Small is what at least forty of fit in."""

@@ -1,21 +1,20 @@
-"""Step counters: what each tenant *had*, by which the composition of steps and the choice of victims go.
+"""Step counters: what each tenant *had*, which decides the composition of steps and the choice of victims.
 
 One service counter a tenant, owned by the gateway, in two views. The queue goes by what is charged, the step
-by what was had: a tenant does not sit out for tokens that it was charged ahead and has not got. Each word of
-the gateway (`Submit`) carries `had`, and in `heard` the last *serial* of this engine that is contained in it:
+by what was had: a tenant does not sit out for tokens that it was charged ahead and has not got. Each `Submit`
+carries `had`, and in `heard` the last *serial* of this engine that is contained in it:
 
     serial = all service of the tenant here, in every tier, + its lifts in this tier
     step counter = had - heard + serial now
 
-so that no token counts twice and none is lost between. Without a word the step counter is the serial. A
-gateway that has heard of none (`heard` is 0: it began after the engine did) has counted nothing that came
-before its first word.
+so that no token counts twice and none is lost between. Without a gateway the step counter is the serial.
+`heard` 0: the gateway began after the engine, and has counted nothing from before its first `Submit`.
 
 Nothing is saved up. A tenant whose sequences got all that they could take while others of its tier were held
 back is raised to the lowest of those (`settle`). In the first step of a contest the tenants that were served
 whole start level (`contend`): those that took part in the last contest as they stood at its end, whatever
-they had since, and the others no lower than these. Every raise is a *lift*: a part of the serial, and
-reported to the owner of the counters. Integers only.
+they had since, and the others no lower than these. Every raise is a *lift*: a part of the serial, reported to
+the owner of the counters. Integers only.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ TierTenant = tuple[int, str]
 
 
 class Standings(Protocol):
-    """Where tenants stand; the lower, the less they had."""
+    """Step counters of tenants; the lower, the less they had."""
 
     def value(self, tenant_id: str) -> int: ...
 
@@ -59,9 +58,9 @@ class StepCounters:
         """Service of a tenant that is not kept by name."""
         self._lifts: dict[TierTenant, int] = {}
         self._offsets: dict[TierTenant, int] = {}
-        """`had` - `heard` of the last word."""
+        """`had` - `heard` of the last `Submit`."""
         self._unheard: dict[TierTenant, int] = {}
-        """The serial at the first of the words, up to the last one, that contain none."""
+        """The serial at the first `Submit` since `heard` was last above 0."""
         self._raised: dict[TierTenant, int] = {}
         self._contested: dict[int, int] = {}
         """By tier: the last step in which tenants contended."""
@@ -83,7 +82,6 @@ class StepCounters:
         return TierStandings(self, tier)
 
     def serial(self, tier: int, tenant_id: str) -> int:
-        """All service of the tenant here, and its lifts in this tier."""
         return self.service(tenant_id) + self._lifts.get((tier, tenant_id), 0)
 
     def service(self, tenant_id: str) -> int:
@@ -95,13 +93,12 @@ class StepCounters:
         return {tier: service + lifts.get((tier, tenant_id), 0) for tier in TIERS}
 
     def knows(self, tier: int, tenant_id: str) -> bool:
-        """Whether the owner of the counters has said where the tenant stands in this tier."""
+        """Whether a gateway has reported the tenant's counter in this tier."""
         return (tier, tenant_id) in self._offsets
 
     def hear(self, tier: int, tenant_id: str, had: int, heard: int) -> None:
-        """Takes a word of the counters' owner. `heard` 0: it has heard of no serial. A serial beyond the
-        tenant's own is of an engine before this one (lives can have the same name): of this one nothing past
-        its own can be contained in `had`."""
+        """Takes a gateway's `had` and `heard` (0: no serial). A serial beyond the tenant's own is of an
+        earlier engine: of this one `had` can contain nothing past the own serial."""
         key = (tier, tenant_id)
         if heard:
             self._unheard.pop(key, None)
@@ -114,7 +111,7 @@ class StepCounters:
         self._forget()
 
     def begin_words(self) -> None:
-        """A gateway begins anew: it has counted nothing of what it has not heard of."""
+        """A gateway begins anew: it has counted no service that was not reported to it."""
         self._unheard.clear()
 
     def serve(self, tenant_id: str, amount: int) -> None:
@@ -158,8 +155,7 @@ class StepCounters:
             self.lift(tier, tenant_id, anchored.get(tenant_id, level))
 
     def settle(self, tier: int, whole: Iterable[str], held_back: Collection[str]) -> None:
-        """After a contested step: raises tenants that were served `whole` to the lowest of those
-        `held_back`, and notes where all of them stand."""
+        """Raises tenants served `whole` in a contest to the lowest `held_back`; notes where all stand."""
         whole = list(whole)
         lowest = min(self.value(tier, tenant_id) for tenant_id in held_back)
         for tenant_id in whole:
@@ -176,7 +172,7 @@ class StepCounters:
         return {key: self.value(*key) for key in sorted(keys)}
 
     def _forget(self) -> None:
-        """Forgetting can cost a tenant credit, until the next word about it, and never hands it any."""
+        """Forgetting can cost a tenant credit, until its next `Submit`, and never gives it any."""
         if len(self._service) > self._max_tenants:
             self._service, self._floor = forget_smallest(self._service, self._floor)
         most = len(TIERS) * self._max_tenants

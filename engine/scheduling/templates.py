@@ -1,7 +1,7 @@
 """Ready sets of settings for three kinds of load, after widely used vLLM configurations.
 
 For interactive use, for throughput, and for long contexts mixed with short requests. Those that say how long
-prompts are treated choose the composition `decode-first`, which goes by it.
+prompts are treated choose the composition `decode-first`.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ TEMPLATES: dict[str, Callable[[int], TemplateSettings]] = {
 
 
 def template(name: str, context_tokens: int) -> TemplateSettings:
-    """The settings of template `name` for a model that takes `context_tokens`. Raises `UnknownTemplate`, and
-    ValueError for a length below 1."""
+    """Settings of template `name` for a model's context. Raises `UnknownTemplate`, and ValueError below 1."""
     if name not in TEMPLATES:
         raise UnknownTemplate(f"no template {name!r}; there are {', '.join(sorted(TEMPLATES))}")
     if context_tokens < 1:

@@ -22,8 +22,7 @@ __all__ = ["MAX_LANES", "BandCounters", "TieredQueue"]
 
 MAX_LANES = 2
 KEEP_ARRIVALS = frozenset({"fcfs", "vtc"})
-"""Orders whose lines go by arrival. What is moved into another band stands there by its arrival; in other
-orders it joins as a newcomer."""
+"""Orders whose lines go by arrival: moved entries keep theirs; in other orders they join as newcomers."""
 BY_TENANT = frozenset({"vtc", "hybrid", "drr", "dlpm"})
 Lines = dict[str, dict[str, float]]
 """Tenant id -> entry id -> arrival."""
@@ -38,8 +37,7 @@ class TieredQueue:
     interrupts = True
 
     def __init__(self, order_name: str, counters: ServiceCountersLike, *, lag: Lag = no_lag) -> None:
-        """`lag`: of those that come into an empty line. Raises `UnknownPolicy` for an order that does not
-        exist."""
+        """`lag`: of those that come into an empty line. Raises `UnknownPolicy` for an unknown order."""
         self._describe(make_order(order_name, counters))
         self.order_name = order_name
         self._counters = counters
@@ -80,7 +78,7 @@ class TieredQueue:
         return entry
 
     def heads(self, tier: int, now_s: float) -> list[tuple[int, QueueEntry]]:
-        """The first of each lane of a tier, who goes first first: (lane, entry)."""
+        """The heads of a tier's lanes, the next one first: (lane, entry)."""
         heads: list[tuple[int, float, int, QueueEntry]] = []
         for lane in range(MAX_LANES):
             band = self._bands.get(tier * MAX_LANES + lane)
@@ -104,10 +102,9 @@ class TieredQueue:
         lines: Lines | None = None,
         deadlines_s: tuple[float | None, float | None] | None = None,
     ) -> None:
-        """Moves waiting entries to another band, in the order given; they keep their arrival. With `aged`
-        they come because they waited so long. `lines`: who waits there, which is looked up where it is not
-        known; `deadlines_s`: the deadline that they have there, and their own. What is in that band already
-        stays as it is. Raises KeyError for one that does not wait."""
+        """Moves waiting entries to another band, in the order given, keeping their arrival; `aged`: they
+        waited long. `lines`: who waits there, where known; `deadlines_s`: their deadline there, and their
+        own. Raises KeyError for one that does not wait."""
         number = tier * MAX_LANES + lane
         band, counters = self._band(number), self._band_counters[number]
         if lines is None:
@@ -141,14 +138,12 @@ class TieredQueue:
                 self._sort_line(number, lines.get(tenant_id, {}), ids)
 
     def had_turn(self, tenant_id: str, tier: int, lane: int = 0) -> None:
-        """A turn in this band was charged to the tenant."""
         counters = self._band_counters.get(tier * MAX_LANES + lane)
         if counters is not None:
             counters.had_turn(tenant_id)
 
     def raise_by(self, tenant_id: str, tier: int, lane: int, amount: int) -> None:
-        """Raises a tenant that does not wait in a lane by `amount` there, but not above the next of those
-        that wait."""
+        """Raises a tenant not waiting in a lane by `amount`, but not above the next of those that wait."""
         number = tier * MAX_LANES + lane
         self._band(number)
         to, first = self.counter(tenant_id, tier, lane) + amount, self._lowest(number)
@@ -156,7 +151,6 @@ class TieredQueue:
 
     @property
     def is_by_tenant(self) -> bool:
-        """Whether tenants take turns."""
         return self.order_name in BY_TENANT
 
     def entries(self) -> Iterator[QueueEntry]:
@@ -170,7 +164,6 @@ class TieredQueue:
         return (number // MAX_LANES, *self._band(number).rank(entry, now_s))
 
     def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """By tier; in one tier as its order says."""
         if waiting.tier != running.tier:
             return waiting.tier < running.tier
         return self._band(waiting.tier * MAX_LANES).outranks(waiting, running, now_s)
@@ -205,8 +198,7 @@ class TieredQueue:
         return sorted({number // MAX_LANES for number, band in self._bands.items() if len(band)})
 
     def set_order(self, order_name: str) -> None:
-        """Changes the order of every band; entries keep their arrival order. Raises `UnknownPolicy`. An order
-        that counts how long entries have waited counts from here, for all alike."""
+        """Changes every band's order, keeping arrivals; counted waits begin anew. Raises `UnknownPolicy`."""
         if order_name == self.order_name:
             return
         self._describe(make_order(order_name, self._counters))
@@ -247,8 +239,7 @@ class TieredQueue:
         return None
 
     def _lift_to_other_lanes(self, number: int, tenant_id: str) -> None:
-        """A tenant that enters an empty lane finds none there to be lifted to, and would go before the other
-        lane's with the credit of all its idle time."""
+        """Lifts a tenant that enters an empty lane to the other lane's: idle time earns no credit."""
         if FAIRNESS_BOUND in self.claims and not len(self._bands[number]):
             lowest = self._lowest_of_other_lanes(number)
             if lowest is not None:
@@ -266,9 +257,8 @@ class TieredQueue:
         return min((standing for standing in others if standing is not None), default=None)
 
     def _sort_line(self, number: int, there: dict[str, float], joined: dict[str, float]) -> None:
-        """Brings a line, entry ids with their arrivals, back into the order of arrivals: entries younger
-        than the oldest in `joined` leave and join again. The line never runs empty meanwhile, so that
-        no tenant counts as idle."""
+        """Puts a line (entry ids -> arrivals) back in order of arrival: entries younger than the oldest in
+        `joined` leave and join again. The line never runs empty, so that no tenant counts as idle."""
         if not joined:
             return
         stands = sorted(
@@ -293,5 +283,4 @@ class TieredQueue:
 
 
 def _ids(lines: Lines) -> dict[str, float]:
-    """All entries with their arrivals."""
     return {entry_id: arrived_s for line in lines.values() for entry_id, arrived_s in line.items()}

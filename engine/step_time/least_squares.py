@@ -84,7 +84,7 @@ class NormalEquations:
 
 
 def numbers(values: Any, size: int) -> list[float]:
-    """`count` numbers, none of them negative. Raises TypeError or ValueError."""
+    """`size` numbers, none of them negative. Raises TypeError or ValueError."""
     checked = [float(value) for value in values]
     if len(checked) != size or not all(0 <= number < inf for number in checked):
         raise ValueError(f"expected {size} numbers of at least 0")

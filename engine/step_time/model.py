@@ -1,17 +1,12 @@
 """`StepTimeModel`: predicts the duration of a step.
 
-A linear model, fitted online to relative error (as DistServe does), of four features:
+A linear model, fitted online to relative error (as DistServe does; `least_squares.py`), of four features:
 
     t = base + per_token * tokens + per_context_token * context + per_sequence * sequences
 
-Ridge regression on exponentially decayed normal equations. Before there is data the coefficients are a
-prior's; the first samples scale the prior as a whole, later ones change its shape. Coefficients are never
-negative, and an observation far from the prediction is clipped; when many in a row are far off, the model
-starts anew.
-
-So it predicts a typical recent step. The `mean` is a second fit, to the mean and over more steps, each
-weighted by the prior's prediction: weights by measured durations would make slow steps count for less. Pure
-Python: a gateway has no numpy.
+An observation far from the prediction is clipped; when many in a row are far off, the model starts anew. So
+it predicts a typical recent step. The `mean` is a second fit, to the mean and over more steps, each weighted
+by the prior's prediction: weights by measured durations would make slow steps count for less.
 """
 
 from __future__ import annotations
@@ -51,7 +46,7 @@ MEAN_CLIP = 20.0
 """Bound of a step's duration in the mean, in multiples of its prediction."""
 _FEATURES = 4
 FITS_AT_ONCE = 32
-"""Each is the prior of the next: what the steps say nothing of stays in proportion."""
+"""Each is the prior of the next, so that coefficients without data stay in proportion."""
 TimedStep = tuple[int, int, int, float]
 """Tokens, context tokens, sequences and seconds of a step."""
 
@@ -81,8 +76,7 @@ class StepTimeModel:
     """The fit of one engine. One writer: the engine's core."""
 
     def __init__(self, prior: StepTime = PRIOR, *, keeps_mean: bool = True) -> None:
-        """`keeps_mean`: False saves half of the work. Raises ValueError for a prior that is
-        not positive in its constant and per token."""
+        """`keeps_mean` False halves the work. Raises ValueError unless base and per token are positive."""
         if not (prior.base_s > 0 and prior.per_token_s > 0):
             raise ValueError("the prior needs a positive base_s and per_token_s")
         self._prior = prior
@@ -169,7 +163,6 @@ class StepTimeModel:
         return base + per_token * tokens + per_context * context_tokens + per_sequence * sequences
 
     def to_message(self) -> StepTime:
-        """The fit as a message, for snapshots."""
         return self._message(self._coefficients)
 
     def mean(self) -> StepTime:

@@ -23,13 +23,13 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from engine.telemetry.spans import SpanRecord
 
 TIMEOUT_S = 5.0
-"""Of one export with its repetitions, where no variable says otherwise."""
+"""Of one export with its retries, unless a variable sets it."""
 TIMEOUT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
 SCOPE = "fairgate"
 
 
 class CollectorRefused(requests.RequestException):
-    """The collector's answer is none that says that it has the spans."""
+    """The collector did not confirm that it has the spans."""
 
 
 class OtlpExport:

@@ -1,7 +1,4 @@
-"""Sends kept traces in a thread: builds their spans there, at most so many a second, and never waits for it.
-
-The line is bounded, and each trace that is lost is counted.
-"""
+"""Sends kept traces from a thread, at most so many a second; the line is bounded, lost traces are counted."""
 
 from __future__ import annotations
 
@@ -20,14 +17,13 @@ Build = Callable[[], Sequence[SpanRecord]]
 EXTRA = "traces need the extra otel: pip install 'fairgate[otel]'"
 PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 GATHER_S = 0.2
-"""What comes within so long of one another is sent together."""
+"""Traces that come within this time are sent together."""
 MAX_BATCH_SPANS = 512
 LAST_S = 2.0
 """How long a closing sender goes on sending what waits."""
 WARN_EVERY_S = 60.0
 SHARE_OF_SAMPLED = 0.5
-"""Of the line, for traces that are kept only because their parent or the ratio says so: what has gone wrong
-always has room."""
+"""Of the line, for traces kept by sampling alone: traces with an error always have room."""
 
 log = logging.getLogger("fairgate.telemetry")
 
@@ -114,8 +110,6 @@ class SpanSender:
             self._line.clear()
         self._export.close()
         self._thread.join(GATHER_S)
-
-    # ------------------------------------------------------------ the thread
 
     def _run(self) -> None:
         while True:

@@ -60,6 +60,5 @@ class SpanRecord:
 
 
 def span_id_of(owner: str, name: str) -> str:
-    """The id of a span, from the id of what it is about and its name there: whoever knows both can name the
-    span before it is made."""
+    """The id of a span, from its owner's id and its name: known before the span is made."""
     return hashlib.blake2b(f"{owner}/{name}".encode(), digest_size=8).hexdigest()

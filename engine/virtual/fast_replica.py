@@ -113,8 +113,7 @@ class SimulatedReplica:
         self._ends: dict[Sequence, int] = {}
         """Tokens, prompt and output, at which each sequence is complete."""
         self._looks: dict[Sequence, int] = {}
-        """Sequences whose leases end before their answers, with the emitted tokens at which their owner looks
-        at them."""
+        """Sequences whose leases end before their answers -> emitted tokens at which their owner looks."""
         self._run: _Run | None = None
         self._settled: Defer | bool = False
         """The last step had decodes only and changed nothing, and nothing arrived since: the waiting ones
@@ -123,8 +122,7 @@ class SimulatedReplica:
     # ------------------------------------------------------------ commands
 
     def submit(self, submit: Submit, output_tokens: int) -> None:
-        """Takes a sequence whose answer has `output_tokens` tokens, at most `max_tokens`. It must fit into
-        the model's context and into the cache. No run may be in progress."""
+        """Takes a sequence that fits, with an answer of `output_tokens` tokens. No run may be in progress."""
         assert self._run is None, "a run is under way"
         sequence = Sequence.of(submit, "simulated", self.now_s)
         self.table.add(sequence)
@@ -135,7 +133,7 @@ class SimulatedReplica:
         self._settled = False
 
     def top_up(self, sequence_id: str, lease_tokens: int, look_at_tokens: int) -> None:
-        """Raises the lease of a sequence; its owner looks again when so many tokens are emitted."""
+        """Raises a sequence's lease; its owner looks again at `look_at_tokens` emitted tokens."""
         sequence = self.table.sequences[sequence_id]
         self.table.top_up(sequence, lease_tokens)
         if sequence.prompt_tokens + sequence.lease_tokens >= self._ends[sequence]:
@@ -175,7 +173,6 @@ class SimulatedReplica:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has something to compute, or a policy that waits on purpose."""
         return self.table.has_runnable
 
     # ------------------------------------------------------------ single steps
@@ -246,8 +243,7 @@ class SimulatedReplica:
     # ------------------------------------------------------------ runs
 
     def steps_alike(self) -> int:
-        """Number of next steps that only compute one token for each running sequence, unless something is
-        submitted; 0: fewer than `SHORTEST_RUN`, or unknown."""
+        """Next steps that only decode one token for each running sequence; 0: unknown, or too few."""
         table = self.table
         running, policy = table.running, table.policy
         if not running or table.prefills or table.paused or (len(table.waiting) and not self._waits_on()):
@@ -276,8 +272,7 @@ class SimulatedReplica:
         return steps
 
     def begin_run(self, steps: int) -> list[float]:
-        """Begins a run of as many steps as `steps_alike` returned; returns the end of each. Nothing changes
-        before `end_run`."""
+        """Begins a run of the steps that `steps_alike` returned; returns their ends. `end_run` applies it."""
         shape = self.shapes.of(
             [(sequence.submit.sequence_id, sequence.computed_tokens, 1) for sequence in self.table.running]
         )
@@ -314,8 +309,7 @@ class SimulatedReplica:
         return self._run is not None
 
     def end_run(self, steps: int | None = None) -> float:
-        """Applies the first `steps` steps of the run, by default all, and drops the rest. Returns the time at
-        which they end."""
+        """Applies the first `steps` steps of the run (None: all), drops the rest. Returns when they end."""
         run = self._run
         assert run is not None, "no run is under way"
         self._run = None
@@ -406,8 +400,7 @@ class SimulatedReplica:
 
 
 def _raise_predictions(sequence: Sequence, steps: int) -> None:
-    """Raises predicted lengths as `EngineCore` does before each of the next `steps` steps, all of which emit
-    a token."""
+    """Raises predictions as `EngineCore` does before each of the next `steps` steps, all of which emit."""
     emitted = len(sequence.token_ids) - sequence.prompt_tokens
     last = emitted + steps - 1
     most, predicted = sequence.submit.max_tokens, sequence.predicted_output_tokens
@@ -420,6 +413,5 @@ def _raise_predictions(sequence: Sequence, steps: int) -> None:
 
 
 def _output_token(sequence: Sequence) -> int:
-    """The one token of all output of a sequence, unique to it: no two answers share blocks. In the upper half
-    of 32 bits; prompts use the lower one."""
+    """The one token of a sequence's output, unique to it; upper half of 32 bits, prompts use the lower."""
     return 1 << 31 | sequence.seed & 0x7FFF_FFFF

@@ -1,9 +1,8 @@
 """`VirtualReplica`: an engine core on virtual time, without a model.
 
-The core, scheduler and KV bookkeeping of a real engine, over a runner that advances a virtual clock by a
-step-time model. With `audit`, the runner keeps one number a slot and draws each token from the numbers found
-through the block table: a block that was freed too early, shared by mistake, not restored or not recomputed
-changes the tokens.
+The core, scheduler and KV bookkeeping of a real engine, over a runner on a virtual clock. With `audit` it
+keeps one number a slot and draws each token from those found through the block table: a block freed too
+early, shared by mistake, not restored or not recomputed changes the tokens.
 """
 
 from __future__ import annotations
@@ -58,11 +57,7 @@ class VirtualRunner:
         padded: bool = False,
         keeps_rows: bool = False,
     ) -> None:
-        """`padded`: a step has the shape of its largest parts, every prompt as long as the longest one in it
-        and every decode's context as that of the longest, and takes that time. `keeps_rows`: besides, a
-        sequence that ended keeps its row until its whole batch has ended, as in a batch that runs to
-        completion.
-        """
+        """`padded`, `keeps_rows`: steps take the time of `PaddedShapes`."""
         self.info = ModelInfo(
             model_id="virtual",
             architecture="virtual",
@@ -91,7 +86,6 @@ class VirtualRunner:
         self._lengths[sequence_id] = output_tokens
 
     def execute(self, slices: SequenceOf[SequenceSlice]) -> list[Sampled | None]:
-        """Advances the clock by the step's time, and samples."""
         tokens = sum(piece.num_tokens for piece in slices)
         context = sum(attended_tokens(piece.position, piece.num_tokens) for piece in slices)
         rows = len(slices)
@@ -129,7 +123,6 @@ class VirtualRunner:
                 self._host[host_block] = self._slots[start : start + self.block_tokens]
 
     def copy_in(self, pairs: SequenceOf[tuple[int, int]]) -> None:
-        """The inverse of `copy_out`."""
         self._clock.advance((self.swap_base_s + len(pairs) * self.swap_block_s) / 2)
         if self._slots is not None:
             for host_block, block in pairs:
@@ -143,14 +136,12 @@ class VirtualRunner:
         return [struct.pack(f"<{num_tokens}Q", *kept)]
 
     def read_host_kv(self, host_blocks: list[int], num_tokens: int) -> list[bytes]:
-        """As `read_kv`, of numbers in host blocks."""
         if self._slots is None:
             return []
         kept = [content for block in host_blocks for content in self._host[block]][:num_tokens]
         return [struct.pack(f"<{num_tokens}Q", *kept)]
 
     def write_kv(self, block_table: list[int], num_tokens: int, kv: list[bytes]) -> None:
-        """The inverse of `read_kv`. Raises ValueError when the sizes differ."""
         if self._slots is None or len(kv) != 1 or len(kv[0]) != 8 * num_tokens:
             raise ValueError(f"this is not the KV of {num_tokens} tokens of a virtual model")
         for position, content in enumerate(struct.unpack(f"<{num_tokens}Q", kv[0])):

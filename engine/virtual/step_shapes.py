@@ -14,8 +14,7 @@ from engine.messages import StepTime
 from engine.scheduling.room import attended_tokens
 
 StepPart = tuple[str, int, int]
-"""One sequence's share of a step: its id, its tokens computed before, its tokens in the step. Plain tuples:
-hundreds of them a step."""
+"""A sequence's share of a step: its id, tokens computed before, tokens in the step. Plain, for speed."""
 
 
 class StepShape(NamedTuple):
@@ -95,9 +94,8 @@ class PlainShapes:
 
 @dataclass(slots=True)
 class PaddedShapes:
-    """Step shapes with padding: every prompt as long as the longest one in the step, and every decode's
-    context as the longest one. `keeps_rows`: besides, a sequence that ended keeps its row until its whole
-    batch has ended, as in a batch that runs to completion."""
+    """Step shapes with padding: every prompt, and every decode's context, is as long as the longest one.
+    `keeps_rows`: a sequence that ended keeps its row until its whole batch has ended."""
 
     keeps_rows: bool = False
     padded_tokens: int = 0

@@ -1,8 +1,7 @@
 """`BorrowedBlocks`: counts of KV blocks that another server owns.
 
-The sequence table allocates and frees blocks of a `KvCache`. Inside vLLM the blocks are vLLM's: here tables
-are only as long as they would be, and how many are free is what vLLM says before each step, less what was
-handed out since. vLLM's own prefix cache is used as it is; what it found is noted with `found`.
+Inside vLLM the blocks are vLLM's: tables here only have the right length, and the number of free blocks is
+vLLM's before each step, less what was handed out since. vLLM's own prefix cache is used as it is (`found`).
 """
 
 from __future__ import annotations
@@ -27,15 +26,12 @@ class BorrowedBlocks(KvCache):
         self._found: dict[PrefixCursor, int] = {}
 
     def begin_step(self, free_blocks: int) -> None:
-        """Blocks that tables can still have: those that vLLM has free, less those that tables have here and
-        not yet there."""
+        """`free_blocks`: those that vLLM has free, less those that tables have here and not yet there."""
         self._free = max(0, min(free_blocks, self._num_blocks))
 
     def found(self, cursor: PrefixCursor, tokens: int) -> None:
         """Notes that vLLM found `tokens` more tokens of a sequence in its prefix cache."""
         self._found[cursor] = tokens
-
-    # ------------------------------------------------------------ sizes
 
     @property
     def num_blocks(self) -> int:
@@ -54,8 +50,6 @@ class BorrowedBlocks(KvCache):
     def num_referenced(self) -> int:
         return self._num_blocks - self._free
 
-    # ------------------------------------------------------------ look-ups
-
     def cached_tokens(self, token_ids: Sequence[int], salt: str) -> int:
         """Not known before vLLM looks."""
         return 0
@@ -66,8 +60,6 @@ class BorrowedBlocks(KvCache):
 
     def shortage(self, match: Match, count: int, yielded: Sequence[list[int]] = ()) -> int:
         return count - self._free - sum(map(len, yielded))
-
-    # ------------------------------------------------------------ a table's life
 
     def extend(self, table: list[int], count: int) -> None:
         table += [BLOCK] * count

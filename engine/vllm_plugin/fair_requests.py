@@ -110,7 +110,7 @@ class FairRequests(VllmSchedulerBase):
         self._ending: dict[str, str] = {}
         """Cause by request id, of those that are ended as soon as no token is under way."""
         self._evicts_as_planned = False
-        """The planner knows of the evictions that happen now, and may have admitted some of them anew."""
+        """The present evictions are the planner's, which may have admitted some of them again."""
         self._in_step: Container[Sequence] = ()
         for feature in self.not_supported:
             logger.warning("fairgate-vllm was not run with %s: it may work, and nothing is known", feature)
@@ -124,8 +124,6 @@ class FairRequests(VllmSchedulerBase):
             sizes.block_tokens,
         )
         self.desk.before_step(self, self.clock())
-
-    # ------------------------------------------------------------ requests that come and go
 
     def add_request(self, request: VllmRequest) -> None:
         if request.request_id not in self.requests:
@@ -192,7 +190,7 @@ class FairRequests(VllmSchedulerBase):
         return self._requests[sequence].request_id not in self.waiting
 
     def _end_due(self, outputs: dict[int, Any]) -> None:
-        """Ends those that are to end and have no token under way; their clients are told."""
+        """Ends those due to end without a token under way, and reports to their clients."""
         for request_id in list(self._ending):
             request = self.requests[request_id]
             if request.num_in_flight_tokens:
@@ -203,8 +201,6 @@ class FairRequests(VllmSchedulerBase):
     def note_end(self, outputs: dict[int, Any], request: VllmRequest) -> None:
         """Adds the last output of a request that ended without a token, in vLLM's own structs."""
         raise NotImplementedError
-
-    # ------------------------------------------------------------ controls
 
     def top_up(self, sequence_id: str, lease_tokens: int) -> bool:
         sequence = self._by_sequence_id.get(sequence_id)
@@ -256,8 +252,7 @@ class FairRequests(VllmSchedulerBase):
         ]
 
     def _state(self, sequence: Sequence) -> str:
-        """Its state for a gateway: one with a place in the plan that vLLM has not let in yet waits, and one
-        that is not in the step sits out."""
+        """State for a gateway: waiting until vLLM lets it in, paused while it has a place but no tokens."""
         if sequence.state is SequenceStatus.FINISHED:
             return SequenceStatus.RUNNING
         if sequence.state is not SequenceStatus.RUNNING or sequence in self._in_step:

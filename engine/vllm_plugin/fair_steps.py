@@ -57,7 +57,7 @@ class FairSteps(FairRequests):
         return output
 
     def _evict(self, plan: Plan, now_s: float) -> None:
-        """Takes the KV of those that the plan preempts; it may have admitted one of them anew."""
+        """Takes the KV of those that the plan preempts; it may have admitted one of them again."""
         self._evicts_as_planned = True
         try:
             for sequence in plan.preempted:
@@ -69,8 +69,7 @@ class FairSteps(FairRequests):
             self._evicts_as_planned = False
 
     def _line_up(self, plan: Plan, *, is_short: bool) -> None:
-        """Puts the plan to vLLM: the order of `running`, who is skipped, what is offered, how long chunks
-        are."""
+        """Puts the plan to vLLM: the order of `running`, who is skipped, what is offered, chunks' lengths."""
         waiting, requests = self.waiting, self._requests
         chosen: list[VllmRequest] = []
         offers: list[VllmRequest] = []

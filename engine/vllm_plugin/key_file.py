@@ -11,9 +11,8 @@ MAX_KEY_BYTES = 4096
 
 
 def read_key(path: str) -> bytes:
-    """Returns the key: the file's bytes without the white space around them. Raises ValueError, which names
-    the file and the way out and holds nothing of the key: the file is missing, others may read it, or it is
-    shorter than 32 bytes."""
+    """Returns the file's bytes without surrounding white space. Raises ValueError, which names the file and
+    the way out and nothing of the key: it is missing, readable by others, or shorter than 32 bytes."""
     way_out = "make one with: (umask 077; openssl rand -hex 32 > KEY_FILE)"
     try:
         with open(path, "rb") as file:

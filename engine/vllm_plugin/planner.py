@@ -2,7 +2,7 @@
 
 Every request of vLLM has its `Sequence` here, in a `SequenceTable` of the engine: so order, admission,
 composition, places, victims, leases and counters are decided by the same code as in our own engine
-(`engine/core/scheduler.py`), and none of it is decided twice. What is different:
+(`engine/core/scheduler.py`). Time is passed in. What is different:
 
 - Blocks are vLLM's (`borrowed_blocks.py`), and a sequence that is preempted is always recomputed.
 - vLLM puts steps together ahead of the device: the tokens of steps under way count as emitted here, so that a
@@ -10,10 +10,8 @@ composition, places, victims, leases and counters are decided by the same code a
 - One that has all its tokens, the last of them under way, is finished here; vLLM ends it when they come.
 - A paused sequence keeps its place in vLLM's batch. When more sequences hold KV than there are places, the
   longest paused are preempted.
-- Whether a tenant is owed a place (`Submit.is_owed`) is decided here: it is, while it has fewer sequences
-  running than its weight's part of a step's slots.
-
-Pure: time is passed in.
+- A tenant is owed a place (`Submit.is_owed`) while it has fewer sequences running than its weight's part of a
+  step's slots.
 """
 
 from __future__ import annotations
@@ -41,8 +39,7 @@ from engine.vllm_plugin.seam import StepService
 WATERMARK_PERMILLE = 10
 """Share of the blocks that an admission leaves free, as in our engine."""
 FIRST_LENGTH_TOKENS = 64
-"""Predicted length of the first answers that no gateway made a forecast for; later the mean of those that
-ended."""
+"""Predicted length of the first answers without a forecast; later the mean of those that ended."""
 LENGTH_SMOOTHING = 0.05
 
 
@@ -78,8 +75,7 @@ class _UnderWay:
 
 class StepPlanner:
     def __init__(self, sizes: Sizes, policy: str, options: PolicyOptions) -> None:
-        """`options.slots`: sequences that decode in one step; 0: as many as there are. Raises ValueError for
-        a policy that does not exist or does not go with the sizes."""
+        """`options.slots`: decodes of a step; 0: all. Raises ValueError if the policy is unknown or unfit."""
         self.sizes = sizes
         self.options = options
         watermark = max(sizes.num_blocks * WATERMARK_PERMILLE // 1000, sizes.watermark_blocks)
@@ -109,13 +105,10 @@ class StepPlanner:
     def step(self) -> int:
         return self.table.decisions.step
 
-    # ------------------------------------------------------------ sequences that come and go
-
     def sequence_of(
         self, submit: Submit, gateway_id: str, prompt_tokens: int, max_tokens: int, now_s: float
     ) -> Sequence:
-        """A sequence of a request; it does not wait yet. Without a forecast (`predicted_output_tokens` 0) its
-        length is the mean of those that ended."""
+        """A sequence that does not wait yet. Without a forecast its length is that of a mean answer."""
         predicted = submit.predicted_output_tokens or round(self._mean_length)
         submit = replace(
             submit,
@@ -142,8 +135,7 @@ class StepPlanner:
             self.table.preempt(sequence)
 
     def take_back(self, sequence: Sequence, total_tokens: int) -> None:
-        """Of an evicted sequence: what was under way beyond its `total_tokens` never comes, and is emitted
-        again."""
+        """Of an evicted sequence: what was under way beyond `total_tokens` is lost, and is emitted again."""
         table = self.table
         if len(sequence.token_ids) <= total_tokens:
             return
@@ -163,8 +155,7 @@ class StepPlanner:
             self.table.finish(sequence)
 
     def has(self, sequence: Sequence) -> bool:
-        """Whether it waits, runs or rests here. One that vLLM still has, and this table not, has all its
-        tokens, or a grammar that is not ready."""
+        """Whether it is in the table: a missing one has all its tokens, or its grammar is not ready."""
         return self.table.sequences.get(sequence.sequence_id) is sequence
 
     def rest(self, sequence: Sequence, now_s: float) -> None:
@@ -176,13 +167,10 @@ class StepPlanner:
             self.finish(sequence, is_whole=False)
 
     def set_policy(self, name: str, options: PolicyOptions | None = None) -> None:
-        """Applies another policy from the next step on; None: with the options in force. Raises
-        ValueError."""
+        """Applies a policy from the next step on; `options` None: those in force. Raises ValueError."""
         options = self.options if options is None else options
         self.table.set_policy(make_policy(name, self._checked(name, options)))
         self.options = options
-
-    # ------------------------------------------------------------ one step
 
     def plan(self, free_blocks: int, now_s: float) -> Plan:
         """Puts the next step together; `free_blocks`: those that vLLM can hand out."""
@@ -239,8 +227,6 @@ class StepPlanner:
         self.step_time.observe(step.tokens, step.context_tokens, step.sequences, took_s)
         self.table.step_time = self.step_time.to_message()
         self._last_done_s = now_s
-
-    # ------------------------------------------------------------ inside
 
     def _rest(self, sequence: Sequence, now_s: float) -> None:
         if sequence.emitted_tokens >= sequence.submit.max_tokens:

@@ -22,7 +22,7 @@ ABOUT_PATH = "/fairgate/v1/about"
 MAX_REPORTED_SEQUENCES = 1024
 """Sequences of one report; outcomes come first, and what is left comes with a later report."""
 MAX_REPORTED_TENANTS = 2048
-"""Tenants whose service one report tells; that of others comes with a later one."""
+"""Tenants in the service of one report; the others come with a later one."""
 
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -39,12 +39,11 @@ class ContractClaims(msgspec.Struct, frozen=True, omit_defaults=True):
     lease_tokens: Count
     """Emitted tokens covered so far; token `lease_tokens + 1` is never emitted without a top-up."""
     issued_at_s: Seconds
-    """Wall clock of the gateway; a signature is good once, and only near this time."""
+    """Wall clock of the gateway; a signature is valid once, and only near this time."""
     session: Annotated[str, msgspec.Meta(max_length=64)] = ""
     """As in `Exchange`: the life of the gateway that sent it."""
     life: Annotated[str, msgspec.Meta(max_length=64)] = ""
-    """`PluginReport.life` of the server that it is meant for: it is good at no other one with the same key,
-    nor after a restart. Empty: not heard of yet, good at any."""
+    """`PluginReport.life` of the one server run that it is valid for; empty: not known yet, valid at any."""
     weight: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
     tier: Annotated[int, msgspec.Meta(ge=0, le=2)] = 1
     ttft_target_s: Seconds = 0.0
@@ -69,16 +68,15 @@ class PolicyChoice(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Exchange(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What a gateway says to the plug-in. Each part may be repeated without harm."""
+    """A gateway's message to the plug-in. Each part may be repeated without harm."""
 
     gateway_id: Id
     nonce: Annotated[str, msgspec.Meta(min_length=16, max_length=64)]
-    """Random; good once."""
+    """Random; valid once."""
     issued_at_s: Seconds
     protocol_version: int = PROTOCOL_VERSION
     session: Annotated[str, msgspec.Meta(max_length=64)] = ""
-    """Random, of this life of the gateway. A new one ends the sequences of the one before it, and takes over
-    their outcomes."""
+    """Random, per gateway start; a new one ends the last one's sequences and takes over their outcomes."""
     top_ups: dict[Id, Count] = {}
     """Sequence id -> lease in tokens. Absolute; a lease never shrinks."""
     cancels: dict[Id, str] = {}
@@ -99,8 +97,7 @@ class SequenceNews(msgspec.Struct, frozen=True, omit_defaults=True):
     """How far a sequence is."""
 
     state: str
-    """`running`, `held` (computed as far as it goes, not in the step), `parked` (its lease is used up),
-    `waiting` or `ended`."""
+    """`running`, `held` (computed, not in the step), `parked` (lease used up), `waiting` or `ended`."""
     emitted_tokens: int
     lease_tokens: int
     request_id: str = ""
@@ -124,7 +121,6 @@ class About(msgspec.Struct, frozen=True, omit_defaults=True):
     """What this server runs with and the plug-in was never tried with."""
     protocol_version: int = PROTOCOL_VERSION
     nonce: str = ""
-    """Of the question."""
     decode_slots: DecodeSlots | None = None
 
 
@@ -132,19 +128,16 @@ class PluginReport(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     """The plug-in's answer to an `Exchange`, about the sender's sequences."""
 
     nonce: str
-    """Of the exchange."""
     life: str
-    """Random, of this life of the server: with another one the server began anew and holds nothing."""
+    """Random, per server start: a server with another one holds nothing."""
     about: About
     step: int
     """Position of this report, from 1; `Exchange.report_from` of the next exchange."""
     steps: int = 0
-    """Steps that the server computed so far."""
     service: dict[str, TenantShare] = {}
     """By tenant: service of the sender's sequences since `report_from`."""
     sequences: dict[str, SequenceNews] = {}
-    """What changed since `report_from` (0: all of them), and outcomes that were not acknowledged. At most
-    `MAX_REPORTED_SEQUENCES`: the others come when these are acknowledged, or with a later report."""
+    """Changes since `report_from` (0: all) and unacknowledged outcomes, `MAX_REPORTED_SEQUENCES` at most."""
     lost_outcomes: int = 0
     """Outcomes of the sender's sequences that had to be forgotten before they were acknowledged."""
     running: int = 0
@@ -152,19 +145,17 @@ class PluginReport(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     parked: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
-    """Share of the KV memory that is in use."""
     policy_refusal: str = ""
     """Why the exchange's policy was not set."""
     refused_signatures: dict[str, int] = {}
-    """Reason -> requests so far that came with a signature that was not good, and became the default
-    tenant's: `missing`, `malformed`, `foreign`, `form`, `time`, `server`, `replayed`, `running`,
-    `superseded`, `too_many_gateways`."""
+    """Reason -> requests that became the default tenant's: `missing`, `malformed`, `foreign`, `form`, `time`,
+    `server`, `replayed`, `running`, `superseded`, `too_many_gateways`."""
     gateways: list[str] = []
-    """Gateways that were heard lately, the sender included."""
+    """Live gateways, the sender included."""
 
 
 class ChannelRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why an exchange was not heard."""
+    """Why an exchange was refused."""
 
     code: str
     """`signature`, `time`, `replayed`, `protocol_version`, `superseded`, `too_large`, `malformed` or

@@ -1,8 +1,8 @@
 """Interfaces between the parts of the vLLM plug-in: what it reads of vLLM, and what the gateway's side says.
 
-`VllmRequest` is the part of vLLM's `Request` that the plug-in uses. `Desk` is the gateway's side inside the
-server: it says of whom a request is, and it is told what each step did and how sequences ended. `Controls` is
-what a desk may do to the running sequences. All of them live in vLLM's engine core process, on one thread.
+`VllmRequest`: what the plug-in uses of vLLM's `Request`. `Desk`: the gateway's side inside the server, which
+says whose a request is and is told of steps and ends. `Controls`: what a desk may do to running sequences.
+All of them live in vLLM's engine core process, on one thread.
 """
 
 from __future__ import annotations
@@ -68,8 +68,7 @@ class ServiceTerms:
     """On whose terms a request runs."""
 
     submit: Submit
-    """Its sequence id, tenant, tier, weight, lease, targets and the counters' words. The prompt is left out;
-    `max_tokens` is replaced by the request's own."""
+    """Its terms, without the prompt; `max_tokens` is replaced by the request's own."""
     gateway_id: str = ""
     is_verified: bool = False
     """A gateway signed it. False: it is of the default tenant."""
@@ -123,17 +122,15 @@ class Controls(Protocol):
         ...
 
     def begin_words(self) -> None:
-        """A gateway begins a new life: it has counted no service that it has not heard of."""
+        """A gateway begins anew: it has counted no service that was not reported to it."""
         ...
 
     def describe(self) -> Mapping[str, Any]:
-        """`vllm` (its version), policy with its options, slots, places, step, waiting, `kv_usage` and
-        `not_supported`."""
+        """`vllm` (version), policy and options, slots, places, step, waiting, `kv_usage`, `not_supported`."""
         ...
 
     def sequences(self) -> list[RunningSequence]:
-        """All live sequences; the state of one whose lease is used up is `paused` with its KV, `preempted`
-        without it."""
+        """All live sequences; with its lease used up one is `paused` with its KV, `preempted` without."""
         ...
 
 
@@ -141,11 +138,11 @@ class Desk(Protocol):
     """The gateway's side inside the server."""
 
     def terms(self, request: VllmRequest, now_s: float) -> ServiceTerms:
-        """Of whom a request is: its verified claims, or the default tenant's."""
+        """Whose a request is: its verified claims, or the default tenant's."""
         ...
 
     def before_step(self, controls: Controls, now_s: float) -> None:
-        """Applies what the gateway said since the last step: top-ups, ends, a policy."""
+        """Applies the gateway's commands since the last step: top-ups, ends, a policy."""
         ...
 
     def after_step(self, service: StepService, now_s: float) -> None: ...

@@ -170,8 +170,7 @@ def refusal(wrong: list[str], version: str) -> str:
 
 
 def not_run_with(scheduler: Any, version: str) -> list[str]:
-    """Features in use that the plug-in was never run with. Raises `OtherVllm` for those whose tokens it
-    cannot count."""
+    """Features in use that it was never run with. Raises `OtherVllm` where tokens cannot be counted."""
     config = scheduler.vllm_config
     refused = {
         "speculative decoding": getattr(config, "speculative_config", None) is not None,

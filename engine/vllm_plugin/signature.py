@@ -1,9 +1,9 @@
 """Signatures between a gateway and the vLLM plug-in: HMAC-SHA256 (RFC 2104) under a shared key.
 
 Signed claims are two base64url parts, `<claims>.<mac>`. A sealed frame of the channel is the hexadecimal MAC,
-a line feed, and JSON. A frame that begins with `{` is a `ChannelRefusal`: it is not sealed, and nothing is to
-be believed of it but that there was no answer. Each kind of message is signed as such, so that none passes
-for another. Pure: time is passed in, as seconds of the wall clock, since two machines compare it.
+a line feed, and JSON. A frame that begins with `{` is a `ChannelRefusal`: it is not sealed, and proves only
+that there was no answer. Each kind of message is signed as such, so that none passes for another. Pure: time
+is passed in, in seconds of the wall clock, since two machines compare it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _CLAIMS, _EXCHANGE, _REPORT, _ABOUT = b"claims", b"exchange", b"report", b"about
 
 
 class SignatureRefused(Exception):
-    """A signature that is not good. `code` is stable: `malformed`, `foreign`, `form` or `time`, and those of
-    `PluginReport.refused_signatures`; the text says why, for a log. It never holds the key, nor a MAC."""
+    """A signature that is not valid. `code`: `malformed`, `foreign`, `form`, `time`, or one of
+    `PluginReport.refused_signatures`; the text, for a log, never holds the key, nor a MAC."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -57,8 +57,7 @@ def sign(claims: ContractClaims, key: bytes) -> str:
 
 
 def verify(text: object, key: bytes, now_s: float) -> ContractClaims:
-    """Returns the claims of a signed text. Raises SignatureRefused: malformed, foreign, or not of this time.
-    Whether it was used before is `claims_check.SeenOnce`'s to say."""
+    """Returns the claims of a signed text, whether used before or not. Raises SignatureRefused."""
     if not isinstance(text, str) or len(text) > MAX_CLAIMS_CHARS or text.count(".") != 1:
         raise SignatureRefused("malformed", "it is no signature")
     encoded, _, mac = text.partition(".")

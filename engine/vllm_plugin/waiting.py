@@ -1,7 +1,4 @@
-"""`OfferedRequests`: the waiting queue object of vLLM.
-
-It holds all that wait, and offers only those that the plan of a step admits (`planner.py`), in its order.
-"""
+"""`OfferedRequests`: vLLM's waiting queue; it offers only what the plan of a step admits, in its order."""
 
 from __future__ import annotations
 
@@ -12,8 +9,7 @@ from engine.vllm_plugin.seam import VllmRequest
 
 
 class OfferedRequests(Sized):
-    """Implements vLLM's `RequestQueue`. Empty, as a truth value, while nothing is offered; its length is the
-    number of all that wait."""
+    """Implements vLLM's `RequestQueue`: false while nothing is offered; its length counts all that wait."""
 
     def __init__(self) -> None:
         self.requests: dict[str, VllmRequest] = {}
@@ -27,8 +23,7 @@ class OfferedRequests(Sized):
         self.requests[request.request_id] = request
 
     def prepend_request(self, request: VllmRequest) -> None:
-        """The same: who is first is not decided here. One that vLLM skipped is not offered again in this
-        step."""
+        """Does not change the order. One that vLLM skipped is not offered again in this step."""
         self.requests[request.request_id] = request
 
     def prepend_requests(self, requests: Iterable[VllmRequest]) -> None:
@@ -68,8 +63,7 @@ class OfferedRequests(Sized):
 
 
 class PassedOn(Sized):
-    """vLLM's queue of skipped requests (0.29), which it would look at first: whatever comes here waits in the
-    one queue there is."""
+    """vLLM's queue of skipped requests (0.29), which it reads first: they wait in the one queue instead."""
 
     def __init__(self, queue: OfferedRequests) -> None:
         self._queue = queue

@@ -23,8 +23,7 @@ from kernels.dispatch import NUMBA, AttentionKernel, pick_attention, why_not_num
 
 FALLBACK_ATTENTION = "torch-sdpa"
 MAX_SLOWDOWN = 1.5
-"""Of the compiled pass in the check. It does less work, so only a machine on which it is badly slow refuses
-it."""
+"""Of the compiled pass in the check: it does less work, so only a badly slow machine refuses it."""
 COMPILED_ATTENTION, COMPILED_FORWARD = "compiled attention", "compiled forward pass"
 PACKED_WEIGHTS = "packed weights"
 

@@ -38,8 +38,7 @@ FIRST_BUFFER_ROWS = 64
 MAX_SLOWDOWN = 1.2
 """Of a product by panels against torch's best; refused only if slower by `NEGLIGIBLE_S` as well."""
 TIMINGS = 4
-"""Timings of both, at most, before a product is refused; the fastest count. A busy machine may delay single
-runs."""
+"""Most timings of both before a product is refused; the fastest count: a busy machine may delay some."""
 
 Array = Any
 
@@ -48,8 +47,7 @@ class Panels:
     """The merged linear layers of one kind, of all decoder layers, in panels; `restore` undoes it."""
 
     def __init__(self, layers: list[list[torch.nn.Linear]], *, is_shared: bool = False) -> None:
-        """`layers[i]` share their input. Takes their weights, unless `is_shared`: then the (single) weight
-        has another user."""
+        """`layers[i]` share their input. Takes their weights, unless `is_shared`: another user has them."""
         from kernels.cpu.products import PANEL, lay_out, padded
 
         self._layers = layers
@@ -88,9 +86,8 @@ _times: dict[tuple[int, int, torch.dtype, int], tuple[float, float]] = {}
 
 
 def probe_panels(outputs: int, inputs: int, dtype: torch.dtype) -> float:
-    """Tries a product by panels with random numbers. Returns its speedup over torch's best, for a few numbers
-    of rows together. Results are cached. Raises `Unsupported` when it differs from the plain product, depends
-    on the number of rows, or is slower."""
+    """Tries a product by panels on random numbers; returns its speedup over torch's best, cached. Raises
+    `Unsupported` when it differs from the plain product, depends on the number of rows, or is slower."""
     key = (outputs, inputs, dtype, torch.get_num_threads())
     if key not in _times:
         _times[key] = _probe(outputs, inputs, dtype)
@@ -182,8 +179,7 @@ class CompiledForward:
     def __init__(
         self, model: Any, shapes: dict[int, LayerShape], options: dict[int, AttentionOptions]
     ) -> None:
-        """Takes the weights over: until `restore`, the model's own modules need not run. Raises
-        `Unsupported`, and leaves the model as it is, when it cannot be run this way."""
+        """Takes the weights over until `restore`. Raises `Unsupported`, with the model left as it was."""
         from kernels.cpu import decoder as numba_decoder  # Numba may be missing: see `kernels.dispatch`
         from kernels.cpu.attention import NO_WINDOW
 
@@ -278,8 +274,7 @@ class CompiledForward:
         )
 
     def _allocate(self, rows: int) -> Any:
-        """Allocates buffers, kept from step to step: the system would have to clear fresh memory each
-        time."""
+        """Allocates buffers, kept from step to step: the system would have to clear fresh memory."""
         known = 0 if self._buffers is None else len(self._buffers.residual)
         rows = max(rows, 2 * known, FIRST_BUFFER_ROWS)
         widths = (

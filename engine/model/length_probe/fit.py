@@ -58,8 +58,7 @@ def fit_probe(
     held_out_share: float = 0.1,
     seed: int = 0,
 ) -> Fitted:
-    """`states` `[readings, width]`, float32; `remaining`: the tokens that came after each, at least 1. Raises
-    `TooFewReadings`."""
+    """`states` `[readings, width]` float32; `remaining` tokens after each, >= 1. Raises `TooFewReadings`."""
     if len(remaining) < LEAST_READINGS:
         raise TooFewReadings(
             f"{len(remaining)} readings are too few to train on: at least {LEAST_READINGS} are needed"

@@ -180,8 +180,7 @@ class LengthReadings:
     """Reads the states that are due after a step, and attaches predictions to the chosen tokens."""
 
     def __init__(self, reader: StateReader, weights: ProbeWeights | None, *, keep_states: bool) -> None:
-        """Without `weights` nothing is predicted; `keep_states`: attaches the states themselves, as training
-        data."""
+        """Without `weights` nothing is predicted; `keep_states` attaches the states, as training data."""
         self.weights = weights
         self.has_failed = False
         """States cannot be read: nothing is, from then on."""

@@ -38,8 +38,7 @@ class Batch:
     waiting: Callable[[], Iterable[QueueEntry]] = tuple
     """All that wait, the candidate included, in no particular order; to go through them takes its time."""
     memo: dict[str, Any] = field(default_factory=dict)
-    """For what a choice wants to compute once a step; emptied whenever the batch changes other than by an
-    admission that the choice was told of."""
+    """What a choice computes once a step; emptied when the batch changes other than by an admission."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +75,8 @@ class Admit(Protocol):
         ...
 
     def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
-        """Free blocks there must be for the candidate to start beside `batch.running` (nothing is allocated
-        for more than its known tokens). Where `batch.free_blocks` less `batch.kept_blocks` are enough for
-        more than that, it may be more."""
+        """Free blocks there must be for the candidate to start beside `batch.running`; may be more where
+        `batch.free_blocks` less `batch.kept_blocks` are enough for more than that."""
         ...
 
     def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:

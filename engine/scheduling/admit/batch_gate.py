@@ -24,7 +24,6 @@ class BatchGate:
         self._since_s: float | None = None
 
     def lets_in(self, candidate: Sequence, batch: Batch) -> bool:
-        """Whether it may join the batch that runs."""
         if not batch.running:
             return False
         if self._stands_still and not any(has_prompt_left(sequence) for sequence in batch.running):
@@ -44,7 +43,6 @@ class BatchGate:
         self._may_come = count
 
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
-        """Notes it as a member."""
         if len(batch.running) == 1 and candidate not in self.members:
             self.members = []
         if candidate not in self.members:

@@ -47,7 +47,6 @@ class LengthBuckets(QuietAdmit):
         return int(log(_size(sequence)) / log(self.ratio) + 1e-9)
 
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
-        """Prompts of like length, beside any number of decodes."""
         if not batch.running:
             return None
         if not candidate.is_suspended and self._is_due_back(batch.now_s):
@@ -59,7 +58,6 @@ class LengthBuckets(QuietAdmit):
         return self.memory.blocks_wanted(candidate, batch)
 
     def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
-        """The long prompts in progress, for a short one that has waited long enough."""
         if (
             self._rest > 0
             or candidate.is_suspended
@@ -93,13 +91,11 @@ class LengthBuckets(QuietAdmit):
         return longer
 
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
-        """Its prompt is in progress."""
         if self.name in batch.memo and has_prompt_left(candidate):
             batch.memo[self.name] = max(batch.memo[self.name], self.bucket(candidate))
         self.memory.admitted(candidate, batch)
 
     def stepped(self) -> None:
-        """A step of rest."""
         self._rest = max(0, self._rest - 1)
 
     def _longest(self, batch: Batch) -> int:

@@ -54,7 +54,6 @@ class PeakAdmit(QuietAdmit):
 
     @property
     def level_permille(self) -> int:
-        """The quantile in force."""
         return min(1000, self.quantile_permille + self._raised // DECAY_STEPS)
 
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
@@ -69,7 +68,6 @@ class PeakAdmit(QuietAdmit):
         return peak_blocks - held + headroom
 
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
-        """It runs now and has the blocks of its known tokens."""
         if self.name in batch.memo:
             peaks, held = batch.memo[self.name]
             [(remaining, used)] = self.needs([candidate], batch.block_tokens)
@@ -77,7 +75,6 @@ class PeakAdmit(QuietAdmit):
             batch.memo[self.name] = (peaks, held + len(candidate.block_table))
 
     def preempted(self) -> None:
-        """Too much was let in: once a step the quantile rises."""
         if not self._has_jumped:
             self._has_jumped = True
             self.jumps += 1
@@ -85,14 +82,12 @@ class PeakAdmit(QuietAdmit):
             self._raised = min(most, self._raised + self.jump_permille * DECAY_STEPS)
 
     def stepped(self) -> None:
-        """The quantile sinks towards its base."""
         self._has_jumped = False
         self._raised = max(0, self._raised - self.jump_permille)
 
     def needs(self, sequences: Iterable[Sequence], block_tokens: int) -> list[tuple[int, int]]:
-        """(Tokens still to come, tokens used) of each, by the quantile in force. No more is to come than ever
-        can. Used is what whole blocks may take at worst; one that is immune to preemption holds all blocks
-        that it can need from the start."""
+        """(Tokens to come at most, by the quantile in force; tokens used, in whole blocks) of each; one that
+        is immune to preemption holds all blocks that it can need."""
         level = self.level_permille
         above_median = max(0, min(level, HIGH_PERMILLE) - MEDIAN_PERMILLE)
         above_high = max(0, level - HIGH_PERMILLE)
@@ -120,7 +115,6 @@ class PeakAdmit(QuietAdmit):
         return needs
 
     def _running(self, batch: Batch) -> tuple[Peaks, int]:
-        """The running ones' peaks, and the blocks that they hold."""
         known = batch.memo.get(self.name)
         if known is None:
             peaks = Peaks(self.needs(batch.running, batch.block_tokens))
@@ -143,7 +137,6 @@ class Peaks:
         self._sum_up()
 
     def with_one_more(self, remaining: int, used: int) -> int:
-        """The peak in tokens if there were one more."""
         place = bisect_left(self._negative, -remaining)
         own = remaining * (place + 1) + used + (self._sums[place - 1] if place else 0)
         before = self._highest_before[place - 1] if place else 0
@@ -152,7 +145,6 @@ class Peaks:
         return max(before, own, after)
 
     def insert(self, remaining: int, used: int) -> None:
-        """There is one more."""
         place = bisect_left(self._negative, -remaining)
         self._negative.insert(place, -remaining)
         self._used.insert(place, used)

@@ -23,9 +23,8 @@ class PredictedReserve(QuietAdmit):
 
     permille: int = 500
     small_permille: int = 0
-    """The lane of small ones (`room.py`), as part of the cache: large ones leave so much free, though no
-    more than the small ones that run hold, and of what large ones are promised small ones may take so much:
-    they are through before it is needed."""
+    """The lane of small ones (`room.py`), as part of the cache: large ones leave so much free, at most what
+    running small ones hold, and small ones may take as much of what large ones are promised for later."""
     name: str = "predicted-reserve"
     claims: frozenset[str] = ALL
     longest_wait_s: float = 0.0
@@ -34,9 +33,8 @@ class PredictedReserve(QuietAdmit):
         return None
 
     def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
-        """Its known tokens and its reserve, and what the running ones are still promised; see `room.py`.
-        Where there is memory for all that the running ones can ever take, that is the answer, without looking
-        at each."""
+        """Its known tokens and reserve, and what the running ones are still promised (`room.py`); where there
+        is memory for all that they can ever take, that, without a look at each."""
         own = self._still_wanted([candidate], batch.block_tokens)
         lane = batch.num_blocks * self.small_permille // 1000
         if batch.most_promised_blocks is not None:
@@ -76,7 +74,6 @@ class PredictedReserve(QuietAdmit):
         return int(batch.memo[key])
 
     def _still_wanted(self, sequences: Iterable[Sequence], block_tokens: int) -> int:
-        """Blocks for known tokens and reserve, less those held."""
         wanted = 0
         permille = self.permille
         # One plain loop without calls: it visits every running sequence in each step with a waiting one.

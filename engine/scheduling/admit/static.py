@@ -26,7 +26,6 @@ class StaticBatch(RunToCompletion):
     _gate: BatchGate = field(default_factory=BatchGate)
 
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
-        """Into an empty batch, or one that is just being filled."""
         if not batch.running:
             self._gate.open(min(self.size or batch.max_sequences, batch.num_waiting))
             return None

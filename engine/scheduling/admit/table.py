@@ -60,7 +60,6 @@ class BatchOrWait(RunToCompletion):
         return self.table.longest_wait_s
 
     def arrived(self, now_s: float) -> None:
-        """The table goes by the arrival rate."""
         self._arrivals.note(now_s)
 
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:

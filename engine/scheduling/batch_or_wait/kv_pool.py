@@ -25,7 +25,7 @@ class KvMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: int = 0
     """0: memory never limits a batch, and there is one pressure only."""
     pressures: tuple[float, ...] = (0.0, 0.5, 0.75)
-    """Parts of the pool that others may hold, told apart; rising."""
+    """Distinguished parts of the pool that others may hold; rising."""
     pressure_hold_s: float = 30.0
 
     def __post_init__(self) -> None:
@@ -52,7 +52,6 @@ class KvMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def changes_per_s(self) -> float:
-        """How often the pressure changes."""
         return 1 / self.pressure_hold_s if self.levels > 1 else 0.0
 
     def level(self, pressure: float) -> int:

@@ -49,7 +49,7 @@ class BatchLaunch:
         self._after: list[list[float]] = []
 
     def expect(self, values: list[list[float]]) -> None:
-        """Notes the mean value afterwards, by KV pressure then and time waited now; `rates` goes by it."""
+        """Sets the mean value afterwards, by KV pressure then and time waited now, for `rates`."""
         self._after = [self._by_point(known) for known in values]
 
     def rates(self, odds: list[float], now: list[float]) -> list[float]:
@@ -232,7 +232,6 @@ class _Expectation:
 
 
 def mixed(odds: list[float], by_pressure: list[list[float]]) -> list[float]:
-    """The mean of values over the KV pressures."""
     if len(odds) == 1:
         return by_pressure[0]
     return [sum(map(mul, odds, values)) for values in zip(*by_pressure, strict=True)]

@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LONG_LEVELS = 5
-"""The states tell 0, 1, 2, 3, 4 and "5 or more" long requests apart."""
+"""The states distinguish 0, 1, 2, 3, 4 and "5 or more" long requests."""
 MOST_STATES = 50_000
 RUN, SHORT_ONES, WAIT = "rsw"
 """Run the first that wait, up to a full batch; run the short ones of them; wait."""
 SIZES = {"1": 1, "2": 2, "3": 3, "4": 4, "6": 6, "8": 8, "C": 12, "G": 16, "O": 24, "W": 32}
-"""Run this number only."""
+"""Letters of actions that run this number only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
     max_batch: int = 16
     longest_wait_s: float = 2.0
-    """The server never waits when the first one has waited so long."""
+    """Longest wait of the first request before the server runs a batch."""
     wait_buckets: int = 16
     queue_cap: int = 0
     """More waiting than this are one state; 0: three times `max_batch`."""
     short_first: bool = True
-    """Whether short ones stand before long ones in the line; else it is in order of arrival."""
+    """Whether short requests precede long ones in the line; else by order of arrival."""
     overflow_cost: float = -1.0
     """Abstract cost a second of service begun in that state; negative: as if ten queues as long waited. Too
     little, and it pays to be overrun: what the cut-off queue drops costs nothing."""
@@ -63,8 +63,7 @@ class Grid:
 
 
 class Places:
-    """Where each situation stands in a flat list, one list a KV pressure: 0 the empty queue, then by level of
-    long ones, number waiting, time waited."""
+    """Flat index of a situation, a list a KV pressure: 0 is empty, then by long ones, number and time."""
 
     def __init__(self, grid: Grid, levels: int) -> None:
         """`levels`: how many counts of long ones are distinguished; 1 without long ones."""

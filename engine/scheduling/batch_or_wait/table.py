@@ -57,12 +57,10 @@ class BatchOrWaitTable:
 
     @property
     def rates_per_s(self) -> list[float]:
-        """The arrival rates it was solved for."""
         return [item.rate_per_s for item in self._stored.rates]
 
     @property
     def longest_wait_s(self) -> float:
-        """No request is kept waiting longer than this once the server is free."""
         return self.grid.longest_wait_s
 
     def decide(

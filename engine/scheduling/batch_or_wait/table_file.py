@@ -38,7 +38,6 @@ class StoredRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def of(solution: Solution) -> StoredRate:
-        """As it was solved."""
         return StoredRate(
             solution.rate_per_s,
             solution.cost,

@@ -45,8 +45,7 @@ class Solution:
     """By KV pressure, level of long ones and number waiting - 1: a letter for each point of time waited,
     `RUN`, `SHORT_ONES`, `WAIT` or one of `SIZES`."""
     saturated: bool
-    """Even full batches, or those that memory has room for at the least KV pressure, cannot keep up with this
-    rate: the cost is that of a queue cut off."""
+    """Even the fullest batches that memory allows cannot keep up: the cost is that of a cut-off queue."""
 
 
 def solve(
@@ -151,7 +150,6 @@ class _DecisionProcess:
     def _sweep_one(
         self, values: list[list[float]], pressure: int, *, choices: bool
     ) -> tuple[list[float], tuple[_Rows, ...]]:
-        """The same for one KV pressure."""
         step, places = self._step_s, self._places
         known = values[pressure]
         waited = mixed(self._wait_odds[pressure], values)

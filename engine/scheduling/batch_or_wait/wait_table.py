@@ -37,7 +37,6 @@ class WaitTable(Protocol):
         remaining_tokens: int,
         kv_pressure: float,
     ) -> TableAction:
-        """`rate_per_s`: arrivals lately, 0: not known yet. `has_long`: of those that wait, one at least is
-        long. `remaining_tokens`: what they all have to go, prompt and predicted output. `kv_pressure`: part
-        of the KV cache that cannot be had without eviction, 0 to 1."""
+        """`rate_per_s` 0: not known yet. `has_long`: one of those that wait is long. `remaining_tokens`: of
+        them all, prompt and predicted output. `kv_pressure`: 0 to 1, cache not free without eviction."""
         ...

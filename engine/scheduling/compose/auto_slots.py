@@ -58,8 +58,7 @@ class AutoSlots:
     """A batch that was more than half full was seen before, so that its steps were learned from."""
 
     def renew(self, cost: RowCost, running: int, places: int) -> None:
-        """To be called every `RENEWED_EVERY` steps. A half-empty batch tells nothing: its streams all have
-        their slot."""
+        """Call every `RENEWED_EVERY` steps. A half-empty batch tells nothing: its streams all have a slot."""
         if 2 * running <= places:
             return
         if self._was_full:

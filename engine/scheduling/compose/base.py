@@ -32,13 +32,11 @@ class Compose(Protocol):
 
     @property
     def prompts_last(self) -> bool:
-        """Running prompts get their tokens after the admissions, newcomers' prompts together with them:
-        `shares` is asked for the decoding sequences first, then for all that have none yet."""
+        """Running prompts share after admissions, with newcomers'; `shares` is asked for decodes first."""
         ...
 
     def floor_holds(self, decoding: SequenceOf[Sequence], room: Room, steps: int = 1) -> bool:
-        """Whether each of `decoding`, of which all running ones are, gets one token in this step, and in as
-        many as `steps` alike. False: it depends."""
+        """Whether each of `decoding` (all running) gets a token in each of `steps` steps. False: unknown."""
         ...
 
     def shares(self, running: SequenceOf[Sequence], room: Room) -> list[tuple[Sequence, int]]:

@@ -45,5 +45,4 @@ class DecodeFirst:
         return shares
 
     def first_chunk(self, sequence: Sequence, room: Room) -> int:
-        """What the limits leave for a newcomer."""
         return self.limits.first_chunk(sequence, room)

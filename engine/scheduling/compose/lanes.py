@@ -22,9 +22,9 @@ CLOSE_PERMILLE = 30
 """The prompt lane closes at this number of unfinished prompts or fewer."""
 LEAST_DECODE_STEPS = 4
 MOST_DECODE_STEPS = 16
-"""So long unfinished prompts wait at most."""
+"""Longest wait of unfinished prompts."""
 MOST_PREFILL_STEPS = 4
-"""So long answers wait at most."""
+"""Longest wait of answers."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,6 @@ class Lanes:
     _room: Room | None = None
 
     def floor_holds(self, decoding: SequenceOf[Sequence], room: Room, steps: int = 1) -> bool:
-        """See `Compose`: it depends on the step."""
         return False
 
     def shares(self, running: SequenceOf[Sequence], room: Room) -> list[tuple[Sequence, int]]:

@@ -64,12 +64,10 @@ class PromptShares:
         must_advance: bool,
         placed: Collection[Sequence] = (),
     ) -> tuple[Chunks, set[tuple[int, str]]]:
-        """Chunks for `prompts`, and the tiers and tenants that got less than they could take.
-
-        `step` is a draft, in which each chunk is noted; `given`: what the step gives each tenant besides,
-        asked only where several have prompts. `limit_s`: how long the step may take, 0: any time; with
-        `must_advance` a least chunk is handed out all the same.
-        """
+        """Chunks for `prompts`, and the tiers and tenants that got less than they could take. `step` is a
+        draft that notes each chunk; `given`: what the step gives each tenant besides, asked only where
+        several have prompts. `limit_s`: longest step, 0: any; with `must_advance` a least chunk is handed out
+        anyway."""
         chunks: Chunks = []
         held: set[tuple[int, str]] = set()
         besides: dict[str, int] | None = None
@@ -118,7 +116,6 @@ class PromptShares:
         return within, False
 
     def _divide(self, claims: list[_Claim], tokens: int, placed: Collection[Sequence]) -> None:
-        """Sets the tokens of each claim."""
         if len(claims) == 1:
             (claim,) = claims
             claim.tokens = min(tokens, sum(map(_left, claim.prompts)))

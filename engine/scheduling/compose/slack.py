@@ -50,7 +50,6 @@ class DeadlineSlack:
     _allowed_s: float | None = None
 
     def floor_holds(self, decoding: SequenceOf[Sequence], room: Room, steps: int = 1) -> bool:
-        """See `Compose`: it depends on the step."""
         return False
 
     def shares(self, running: SequenceOf[Sequence], room: Room) -> list[tuple[Sequence, int]]:
@@ -84,12 +83,11 @@ class DeadlineSlack:
         return shares
 
     def first_chunk(self, sequence: Sequence, room: Room) -> int:
-        """What the step's slack leaves for a newcomer."""
         allowed_s = self._allowed_s if room is self._room else None
         return self.limits.first_chunk(sequence, room, allowed_s)
 
     def due_s(self, sequence: Sequence) -> float | None:
-        """When its next token is due, by the engine's clock; None: no target says."""
+        """When its next token is due, by the engine's clock; None: it has no target."""
         ttft_s, tpot_s = self._ttft_s(sequence), self._tpot_s(sequence)
         if not (tpot_s if sequence.emitted_tokens else ttft_s):
             return None

@@ -40,7 +40,7 @@ class TokenFair:
     slots: int = 0
     """0: as many as the step has tokens, less the prompts' part."""
     is_auto: bool = False
-    """At most as many as the step-time model is good for (`auto_slots.py`)."""
+    """The step-time model limits the number (`auto_slots.py`)."""
     cap_tokens: int = 256
     target_step_s: float = 0.0
     """What keeps a step's predicted time below it bounds prompts. 0: no limit."""
@@ -50,7 +50,7 @@ class TokenFair:
     they take all that the step has left and only its own wait."""
     name: str = "token-fair"
     claims: frozenset[str] = ALL
-    """Work conservation: a step leaves tokens over only where `slots` or a target of time says so."""
+    """Work conservation: a step leaves tokens over only because of `slots` or a time target."""
     serves_all: bool = False
     prompts_last: bool = True
     floor_tokens: int = 0
@@ -73,11 +73,9 @@ class TokenFair:
 
     @property
     def capped_chunks(self) -> int:
-        """Chunks that the cap cut short."""
         return self._prompts.capped_chunks
 
     def most_decodes(self, auto_slots: int) -> int:
-        """Decode tokens that a step hands out at most."""
         return min(self.slots or UNLIMITED, (self.is_auto and auto_slots) or UNLIMITED)
 
     def floor_holds(self, decoding: SequenceOf[Sequence], room: Room, steps: int = 1) -> bool:
@@ -147,8 +145,6 @@ class TokenFair:
             self._promised[sequence] = least
         return tokens
 
-    # ------------------------------------------------------------ inside
-
     def _begin(self, room: Room) -> None:
         if room is not self._room:
             self._room, self._pace_s = room, 0.0
@@ -162,7 +158,6 @@ class TokenFair:
         return min(tokens, self.most_decodes(room.auto_slots))
 
     def _decodes(self, decoding: list[Sequence], prompts: list[Sequence], room: Room) -> list[Sequence]:
-        """Those of `decoding` that have their token now."""
         self._seen.update(decoding)
         self._pace_s = _pace_s(decoding)
         slots = self._slots_left(decoding, prompts, room)
@@ -249,8 +244,7 @@ class TokenFair:
         return self.target_step_s, True
 
     def _piles_up(self, sequence: Sequence, room: Room) -> bool:
-        """Whether the unfinished prompts of its tenant are many and take all that the step has left, and no
-        other tenant waits behind it."""
+        """Whether its tenant's many unfinished prompts take the step's rest, with no other tenant waiting."""
         tenant_id = sequence.submit.tenant_id
         if any(other != tenant_id for other in room.waiting_tenants):
             return False
@@ -263,7 +257,7 @@ class TokenFair:
 
 
 def _is_overdue(sequence: Sequence, step: int) -> bool:
-    """Whether it has sat out so long for others' targets that it yields no longer."""
+    """Whether it has sat out too many steps for others' targets to yield again."""
     turns = sequence.turns
     return turns.missed >= PATIENCE_STEPS and turns.missed_step >= step - 1
 

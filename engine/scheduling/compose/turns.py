@@ -35,7 +35,6 @@ Lines = dict[str, list[Sequence]]
 
 
 def by_tenant(sequences: Iterable[Sequence]) -> Lines:
-    """The lines of tenants, in the order given."""
     lines: Lines = {}
     for sequence in sequences:
         lines.setdefault(sequence.submit.tenant_id, []).append(sequence)
@@ -125,8 +124,7 @@ def take_turns(
 
 
 def note_turns(room: Room) -> None:
-    """Enters a step's contests in the accounts of the sequences that took part; call when it is composed. One
-    that won its turn under a brake and then takes part in another one is counted once."""
+    """Enters a composed step's contests in the sequences' accounts, each once even under a brake."""
     counted: set[Sequence] = set()
     for contest in room.contests:
         served: Counter[str] = Counter()
@@ -173,7 +171,6 @@ def _add(counts: dict[str, int], tenants: Iterable[str]) -> None:
 
 
 def held_tenants(contest: DecodeContest, room: Room) -> set[str]:
-    """Tenants of which a decoding sequence got no token."""
     return {sequence.submit.tenant_id for sequence in contest.sequences if sequence not in room.given}
 
 

@@ -33,13 +33,11 @@ class KvCosts:
         return self.swap_base_s + -(-tokens // self.block_tokens) * self.swap_block_s
 
     def swaps(self, tokens: int) -> bool:
-        """Whether KV of `tokens` tokens moves to host memory (if there is room) rather than being dropped:
-        whichever brings it back sooner."""
+        """Whether moving KV to host memory, given room, brings it back sooner than recomputing it."""
         return self.swap_s(tokens) < self.recompute_s(tokens)
 
     def pauses(self, tokens: int, free_in_s: float, *, has_host_room: bool) -> bool:
-        """Whether a sequence with `tokens` tokens of KV waits with them until memory comes free in
-        `free_in_s`, rather than giving them up: whichever lets it go on sooner."""
+        """Whether waiting `free_in_s` for memory, with the KV kept, is quicker than giving it up."""
         back_s = self.recompute_s(tokens)
         if has_host_room:
             back_s = min(back_s, self.swap_s(tokens))

@@ -12,8 +12,7 @@ from typing import Literal, Protocol
 from engine.entry import QueueEntry
 
 SizeKey = Literal["prompt", "cost"]
-"""What of a newcomer decides how long it waits in its line: its prompt tokens, or its predicted cost tokens
-(where a line goes by arrival or deadline, that is the room that it needs)."""
+"""What decides how long a newcomer waits in its line: its prompt tokens, or its predicted cost tokens."""
 
 
 class Order(Protocol):
@@ -45,7 +44,7 @@ class Order(Protocol):
 
     @property
     def size_key(self) -> SizeKey:
-        """By which forecasts tell one newcomer from another."""
+        """The size by which forecasts distinguish newcomers."""
         ...
 
     @property
@@ -66,12 +65,11 @@ class Order(Protocol):
         ...
 
     def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
-        """The numbers by which `entry`, waiting or not, stands in this order now."""
+        """The numbers that rank `entry`, waiting or not, now."""
         ...
 
     def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """Whether `waiting` may take the place of `running`, of the same tier, in mid-flight. An order that
-        never interrupts says no. Never true both ways round at one time."""
+        """Whether `waiting` may interrupt `running`, of the same tier. Never true both ways at one time."""
         ...
 
     def clone(self, counters: ServiceCountersLike) -> Order:
@@ -113,6 +111,5 @@ class ServiceCountersLike(Protocol):
         ...
 
     def lowered_reader(self) -> Callable[[], Collection[str] | None]:
-        """Returns a reader: tenants whose counter fell since its last call; None: look at all. With it a heap
-        of tenants can be lazy: counters rise with every token and fall hardly ever."""
+        """A reader of tenants whose counter fell since its last call; None: look at all. For lazy heaps."""
         ...

@@ -93,7 +93,6 @@ class Buckets(NeverInterrupts):
         self._split(bucket)
 
     def peek(self, now_s: float) -> QueueEntry | None:
-        """The head of the bucket whose run it is."""
         bucket = self._next()
         return None if bucket is None else next(iter(bucket.line.values()))[0]
 

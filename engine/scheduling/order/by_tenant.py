@@ -19,7 +19,7 @@ class ByTenant(NeverInterrupts):
     name: str
     claims: frozenset[str]
     counts_turns = False
-    """Whether `_picked` is to be told of every turn."""
+    """Whether `_picked` is called for every turn."""
 
     def __init__(self, counters: ServiceCountersLike) -> None:
         self._counters = counters
@@ -117,8 +117,6 @@ class ByTenant(NeverInterrupts):
     def _empty(self, counters: ServiceCountersLike) -> Self:
         """A new order with the same parameters and the same memory of tenants that do not wait."""
         return type(self)(counters)
-
-    # ------------------------------------------------------------ inside
 
     def _taken(self, entry: QueueEntry) -> None:
         tenant_id = self._tenants.pop(entry.entry_id)

@@ -28,7 +28,6 @@ CLASSES_PER_DOUBLING = 4
 
 
 def prompt_size(entry: QueueEntry) -> int:
-    """Prompt tokens that are still to be computed."""
     return entry.uncached_tokens
 
 
@@ -96,7 +95,6 @@ class Hrrn(NeverInterrupts):
         self.operations += 1
 
     def peek(self, now_s: float) -> QueueEntry | None:
-        """The head with the highest ratio; of equals, the earliest."""
         best = self._best()
         return None if best is None else best.entry
 

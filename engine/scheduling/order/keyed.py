@@ -95,8 +95,6 @@ class Keyed(NeverInterrupts):
     def _empty(self, counters: ServiceCountersLike) -> Self:
         return type(self)(counters)
 
-    # ------------------------------------------------------------ inside
-
     def _key_of(self, entry: QueueEntry) -> float:
         """Of any entry: one that runs keeps the terms with which it waited."""
         waits = self._waiting.get(entry.entry_id)
@@ -171,8 +169,6 @@ class KeyedByDeadline(Keyed):
         """`terms` changed so that `key` is the entry's."""
         raise NotImplementedError
 
-    # ------------------------------------------------------------ inside
-
     def _first(self) -> tuple[str, str] | None:
         """The entry that is next, and the one that brought the position it takes."""
         position = self._heap.top()
@@ -184,7 +180,7 @@ class KeyedByDeadline(Keyed):
         return first, position
 
     def _key_of(self, entry: QueueEntry) -> float:
-        """What is next stands where it is about to be taken."""
+        """The next entry has the key of the position that it takes."""
         first = self._first()
         if first is not None and first[0] == entry.entry_id:
             key: float = self._heap.key(first[1])[0]

@@ -24,7 +24,6 @@ class Las(Keyed):
     interrupts = True
 
     def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """Whether `running` is a quantum ahead."""
         return waiting.attained_tokens + QUANTUM_TOKENS <= running.attained_tokens
 
     def _key(self, entry: QueueEntry, terms: Terms) -> float:

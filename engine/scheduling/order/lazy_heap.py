@@ -28,7 +28,6 @@ class LazyHeap:
         self.operations = 0
 
     def put(self, name: str, key: Key) -> None:
-        """Adds the name, or gives it another key."""
         item = (*key, name)
         if self._items.get(name) == item:
             return

@@ -61,7 +61,7 @@ class Mlfq:
         self.operations += 1
 
     def peek(self, now_s: float) -> QueueEntry | None:
-        """Of level 0 and the promoted, who joined it first; else the head of the first level."""
+        """Of level 0 and the promoted, the one that joined first; else the head of the first level."""
         return self._next()
 
     def pop(self, now_s: float) -> QueueEntry:
@@ -88,7 +88,6 @@ class Mlfq:
         return 0 if self._is_starved(self._lines[level][entry.entry_id][1]) else level
 
     def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """Whether its level is higher: a smaller number."""
         return self.level(waiting) < self.level(running)
 
     def clone(self, counters: ServiceCountersLike) -> Mlfq:

@@ -63,7 +63,6 @@ class Priority(KeyedByDeadline):
         self._tenants.put(entry.tenant_id, self._standing)
 
     def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """Whether its score is smaller by more than the margin."""
         return self._key_of(waiting) + MARGIN_TOKENS < self._key_of(running)
 
     def clone(self, counters: ServiceCountersLike) -> Self:
@@ -96,7 +95,6 @@ class Priority(KeyedByDeadline):
         return (key - terms[1] * remaining_tokens(entry), terms[1])
 
     def _ahead_cost(self, tenant_id: str) -> float:
-        """Cost tokens per weight that the tenant has had beyond the least served one that waits."""
         lowest = self._tenants.lowest(self._standing)
         if lowest is None:
             return 0

@@ -20,7 +20,6 @@ class Recent(Generic[Fact]):
         self._facts: OrderedDict[str, Fact] = OrderedDict()
 
     def note(self, name: str, fact: Fact) -> None:
-        """Remembers, and forgets the oldest of too many."""
         self._facts[name] = fact
         self._facts.move_to_end(name)
         if len(self._facts) > self._limit:

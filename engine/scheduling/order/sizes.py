@@ -21,7 +21,6 @@ def predicted_output_tokens(entry: QueueEntry, caution: float = CAUTION) -> floa
 
 def remaining_tokens(entry: QueueEntry, caution: float = CAUTION) -> float:
     """Prompt tokens to compute plus output tokens to come, at least 1. One that has outgrown its prediction
-    counts as nearly done: what it holds is freed soonest by letting it end, and nothing better is known of
-    it."""
+    counts as nearly done: letting it end frees its memory soonest."""
     prompt = max(0, entry.input_tokens - max(entry.cached_tokens, entry.computed_tokens))
     return max(1.0, prompt + max(1.0, predicted_output_tokens(entry, caution) - entry.emitted_tokens))

@@ -18,8 +18,7 @@ from engine.scheduling.order.keyed import Keyed, Terms
 from engine.scheduling.order.sizes import CAUTION, remaining_tokens
 
 AGEING = 3 / 32
-"""A request of 500 predicted tokens gives way until others got 5,300 cost tokens. A binary fraction, so that
-keys are exact."""
+"""500 predicted tokens give way until others got 5,300 cost tokens; a binary fraction keeps keys exact."""
 
 
 class Sjf(Keyed):

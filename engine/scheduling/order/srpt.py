@@ -24,7 +24,6 @@ class Srpt(Sjf):
     interrupts = True
 
     def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """Whether less remains of `waiting`, and `running` is not near its end."""
         predicted = predicted_output_tokens(running, self.caution)
         if running.emitted_tokens >= PROTECTED_SHARE * predicted:
             return False

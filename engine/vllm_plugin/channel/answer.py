@@ -15,7 +15,7 @@ from engine.vllm_plugin.signature import (
 )
 
 FRESH_S = 0.05
-"""How long an answer from another thread waits for the next step, to tell the present state."""
+"""How long an answer from another thread waits for the next step, to report the present state."""
 
 log = logging.getLogger("fairgate.vllm_plugin")
 
@@ -37,8 +37,7 @@ class Channel:
         self._logged_s: dict[str, float] = {}
 
     def answer(self, frame: bytes, *, is_core_thread: bool) -> bytes:
-        """The sealed report that answers a sealed exchange, or the frame of a refusal. Never raises.
-        `is_core_thread`: called between two steps, so that the present state can be read."""
+        """The sealed report, or the frame of a refusal. Never raises. `is_core_thread`: between two steps."""
         try:
             said = decode_exchange(frame, self._key, self._wall_clock())
             if is_core_thread:

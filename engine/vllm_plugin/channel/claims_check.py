@@ -1,4 +1,4 @@
-"""Whether a request's signature is good, for the first time and now. Pure: times are of the wall clock."""
+"""Checks that a request's signature is valid, current and not used before. Pure: times are wall clock."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ MAX_REMEMBERED = 100_000
 class SeenOnce:
     """Says whether a signed text comes for the first time.
 
-    A signature is good within `SKEW_S` of its time, so that it need not be remembered for longer. Where more
-    are signed in that time than are remembered, those that were signed first are forgotten. What is not
-    younger than anything forgotten is refused: forgetting never makes a signature good twice, also where the
-    clock was set forward and back.
+    Texts are remembered for `SKEW_S`, their validity. Of too many the first signed are forgotten, and what is
+    not younger than anything forgotten is refused: forgetting never makes a signature valid twice, also where
+    the clock was set forward and back.
     """
 
     def __init__(self, *, most: int = MAX_REMEMBERED) -> None:
@@ -49,14 +48,13 @@ class ClaimsCheck:
     """Checks the signatures of requests with one key, and remembers those that were used."""
 
     def __init__(self, key: bytes | None, life: str) -> None:
-        """`key` None: no signature is good. `life`: of this server."""
+        """`key` None: no signature is valid. `life`: of this server."""
         self._key = key
         self._life = life
         self._seen = SeenOnce()
 
     def verified(self, signed: object, now_s: float) -> ContractClaims:
-        """The claims of `signed`. Raises `NotAsked`, and `SignatureRefused` with the codes of `verify` and
-        `missing`, `server` and `replayed`."""
+        """The claims. Raises `NotAsked`, or `SignatureRefused` (also `missing`, `server`, `replayed`)."""
         if signed is None:
             if self._key is None:
                 raise NotAsked

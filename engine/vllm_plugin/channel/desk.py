@@ -49,9 +49,8 @@ class GatewayDesk:
         wall_clock: Callable[[], float],
         check_policy: Callable[[str, dict[str, Any]], PolicyOptions],
     ) -> None:
-        """`key` None: no signature is good. A gateway that says nothing for `timeout_s` is gone. `life` names
-        this life of the server, `version` the plug-in's. `check_policy` returns a policy's options, or
-        raises ValueError."""
+        """`key` None: no signature is valid. A gateway silent for `timeout_s` is gone. `life` names this
+        server's run, `version` the plug-in's. `check_policy` returns options, or raises ValueError."""
         self._life = life
         self._wall_clock = wall_clock
         self._check_policy = check_policy
@@ -78,7 +77,7 @@ class GatewayDesk:
     # ------------------------------------------------------------ the scheduler's calls
 
     def terms(self, request: VllmRequest, now_s: float) -> ServiceTerms:
-        """Of whom a request is: its verified claims, or the default tenant's. Never raises."""
+        """Whose a request is: its verified claims, or the default tenant's. Never raises."""
         params = request.sampling_params
         extra = (params.extra_args if params is not None else None) or {}
         with self._lock:
@@ -116,7 +115,7 @@ class GatewayDesk:
             return ServiceTerms(submit_of(claims, request.max_tokens, lease_tokens), gateway.gateway_id, True)
 
     def before_step(self, controls: Controls, now_s: float) -> None:
-        """Applies what gateways said since the last step, and ends what rests for one that is gone."""
+        """Applies gateways' commands since the last step; ends paused sequences of silent ones."""
         with self._lock:
             self._controls = controls
             self._apply()
@@ -159,8 +158,7 @@ class GatewayDesk:
             return self._server.about(self._pending.policy)
 
     def ask(self, wait_s: float) -> None:
-        """Has the state of sequences read by the next step, and waits for it up to `wait_s`: not on the
-        engine core's thread."""
+        """Lets the next step read sequences' state; waits up to `wait_s`, not on the engine core's thread."""
         with self._refreshed:
             if self._live:
                 self._is_asked = True
@@ -173,7 +171,7 @@ class GatewayDesk:
                 self._refresh(self._controls)
 
     def exchange(self, said: Exchange, now_s: float) -> PluginReport:
-        """Takes a gateway's word, which was authenticated, and answers it. Raises `ChannelRefused`."""
+        """Takes a gateway's authenticated exchange and answers it. Raises `ChannelRefused`."""
         with self._lock:
             if not self._nonces_seen.is_first(said.nonce, said.issued_at_s, self._wall_clock()):
                 raise ChannelRefused("replayed", "this exchange was sent before: sign each anew")
@@ -191,8 +189,6 @@ class GatewayDesk:
                 self._choose(said.policy)
             heard = said.report_from if said.life == self._life else 0
             return self._report(gateway, said.nonce, heard, now_s)
-
-    # ------------------------------------------------------------ inside
 
     def _verified(self, signed: object, now_s: float) -> tuple[ContractClaims, ChannelGateway]:
         claims = self._claims_check.verified(signed, self._wall_clock())

@@ -1,7 +1,7 @@
-"""Gateways of a vLLM server: which were heard lately, their sequences, outcomes and service.
+"""Gateways of a vLLM server: which are live, their sequences, outcomes and service.
 
-Pure: time is passed in, as seconds of a clock that only rises. A gateway is one `gateway_id`; a new *session*
-of it is another life of the process, which takes over what the life before it left.
+Pure: time is passed in, in seconds of a monotonic clock. A gateway is one `gateway_id`; a new *session* of it
+is another process, which takes over what the one before it left.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ MAX_OUTCOMES = 20_000
 """Outcomes of one gateway that were not acknowledged; beyond it the oldest are forgotten, and counted."""
 MAX_EARLY = 10_000
 EARLY_S = 120.0
-"""How long a word about a sequence that has not arrived is kept: longer than its signature is good."""
+"""How long a command for a sequence yet to arrive is kept: longer than its signature is valid."""
 
 
 @dataclass(slots=True)
 class EarlyWord:
-    """A top-up or a cancel that came before its sequence: the channel overtakes requests that wait in the
-    API server."""
+    """A top-up or cancel before its sequence: the channel overtakes requests waiting in the API server."""
 
     said_s: float
     lease_tokens: int = 0
@@ -45,19 +44,17 @@ class LiveSequence:
     arrived_s: float
     gateway: ChannelGateway
     index: int = 0
-    """Of it in its request."""
     state: str = "waiting"
     emitted_tokens: int = 0
     computed_tokens: int = 0
     """Prompt tokens, those found in a cache left out."""
     changed: int = 0
-    """Position of the first report that tells its present state."""
+    """Position of the first report with its present state."""
     told: tuple[str, int, int] | None = None
-    """State, tokens and lease as last told."""
+    """State, tokens and lease as last reported."""
 
     @property
     def is_used_up(self) -> bool:
-        """Its lease covers no further token."""
         return self.emitted_tokens >= self.lease_tokens
 
 
@@ -79,9 +76,8 @@ class UntoldService:
 
 
 class ServiceLog:
-    """Service of a gateway's sequences that it was not yet told, or did not say that it has heard. Each token
-    is in exactly one of two sums: what the last report told, and what came after it. A report that was lost
-    is told again with the next one."""
+    """Service that a gateway was not told, or has not confirmed. Each token is in one of two sums: the last
+    report's, and what came after it. A lost report is told again with the next one."""
 
     def __init__(self) -> None:
         self._told: dict[str, UntoldService] = {}
@@ -92,8 +88,7 @@ class ServiceLog:
         self._fresh.setdefault(tenant_id, UntoldService()).add(service)
 
     def take(self, heard: int, position: int) -> dict[str, TenantShare]:
-        """Returns what the report at `heard` did not tell, of as many tenants as a report holds; the one at
-        `position` tells it."""
+        """Service by tenant since the report at `heard`, bounded, for the report at `position`."""
         if heard >= self._told_at:
             self._told = {}
         for tenant_id in list(self._fresh):
@@ -138,7 +133,7 @@ class ChannelGateway:
         return not self.live and not self.outcomes
 
     def say_early(self, sequence_id: str, mono_s: float, *, lease_tokens: int = 0, cause: str = "") -> None:
-        """Keeps a word about a sequence that is not here."""
+        """Keeps a command for a sequence that is not here yet."""
         word = self.early.pop(sequence_id, None) or EarlyWord(mono_s)
         word.said_s = mono_s
         word.lease_tokens = max(word.lease_tokens, lease_tokens)
@@ -175,7 +170,6 @@ class KnownGateways:
         return iter(list(self._gateways.values()))
 
     def is_silent(self, gateway: ChannelGateway, mono_s: float) -> bool:
-        """Whether it was not heard for so long that it counts as gone."""
         return mono_s - gateway.heard_s > self._timeout_s
 
     def heard_lately(self, mono_s: float) -> list[str]:
@@ -184,8 +178,7 @@ class KnownGateways:
         ]
 
     def hear(self, gateway_id: str, session: str, mono_s: float) -> tuple[ChannelGateway, bool]:
-        """Returns the gateway, and whether this is its first word in this life. Raises `GatewayRefused`. Of a
-        new life the sequences and outcomes are still those of the life before it."""
+        """The gateway, with its last life's sequences, and whether this is new. Raises `GatewayRefused`."""
         gateway = self._gateways.get(gateway_id)
         if gateway is not None and gateway.session == session:
             gateway.heard_s = mono_s

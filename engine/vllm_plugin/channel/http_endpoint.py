@@ -69,7 +69,6 @@ class FairgateEndpoint:
         app.add_api_route(ABOUT_PATH, about, methods=["GET"], include_in_schema=False)
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Keeps vLLM's client of the engine core."""
         self._client = engine_client
 
     async def exchange(self, body: Any, length: str) -> tuple[int, bytes]:

@@ -1,4 +1,4 @@
-"""Translations between a gateway's words and the engine's: claims, outcomes, and news of sequences. Pure."""
+"""Translations between the gateway's messages and the engine's: claims, outcomes, news of sequences. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from engine.vllm_plugin.seam import Ended
 
 
 def submit_of(claims: ContractClaims, max_tokens: int, lease_tokens: int) -> Submit:
-    """The claims as our engine is told of a sequence."""
     return Submit(
         claims.sequence_id,
         claims.request_id,
@@ -35,7 +34,6 @@ def submit_of(claims: ContractClaims, max_tokens: int, lease_tokens: int) -> Sub
 
 
 def news_of_end(sequence: LiveSequence, ended: Ended, now_s: float) -> SequenceNews:
-    """The outcome of a sequence, as it is reported."""
     outcome = SequenceOutcome(
         ended.sequence_id,
         sequence.request_id,
@@ -90,7 +88,7 @@ def sequence_news(gateway: ChannelGateway, heard: int, position: int) -> dict[st
 
 
 def _is_changed(sequence: LiveSequence, heard: int, position: int) -> bool:
-    """Whether it is to be told in the report at `position`, which is noted."""
+    """Whether it belongs in the report at `position`, which is noted."""
     state = (sequence.state, sequence.emitted_tokens, sequence.lease_tokens)
     if state != sequence.told:
         sequence.told, sequence.changed = state, position

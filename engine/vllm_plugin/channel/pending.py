@@ -1,4 +1,4 @@
-"""What gateways said and the scheduler was not told yet: it hears between steps only."""
+"""Gateways' commands that wait for the scheduler, which takes them between steps only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from engine.vllm_plugin.seam import Controls
 
 
 class PendingCommands:
-    """Top-ups, ends and a policy, the last word of each; bounded by the sequences that are live."""
+    """Top-ups, ends and a policy, the last of each; bounded by the live sequences."""
 
     def __init__(self) -> None:
         self.policy: PolicyChoice | None = None
@@ -18,7 +18,7 @@ class PendingCommands:
         self._begins = False
 
     def top_up(self, sequence_id: str, lease_tokens: int) -> None:
-        """A lease in all; it never shrinks."""
+        """`lease_tokens` in all; it never shrinks."""
         self._top_ups[sequence_id] = max(self._top_ups.get(sequence_id, 0), lease_tokens)
 
     def end(self, sequence_id: str, cause: str) -> None:
@@ -31,7 +31,7 @@ class PendingCommands:
         self._begins = True
 
     def apply(self, controls: Controls) -> None:
-        """Tells the scheduler everything, once. Raises ValueError for a policy that it does not take."""
+        """Hands everything to the scheduler, once. Raises ValueError for a policy that it refuses."""
         if self._begins:
             self._begins = False
             controls.begin_words()

@@ -1,4 +1,4 @@
-"""What is told of the server itself: its description, and its sequences by state. Pure."""
+"""The server's own state: its description, and its sequences by state. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ class ServerState:
     """The server as last read."""
 
     def __init__(self, version: str) -> None:
-        """`version`: of the plug-in."""
         self.is_known = False
         self.counts = dict.fromkeys(STATES, 0)
         self.steps = 0
@@ -60,7 +59,7 @@ class ServerState:
 
 
 def state_of(sequence: RunningSequence) -> str:
-    """The engine's word as the channel's: `paused` keeps its KV, `preempted` does not."""
+    """The engine's state as the channel's: `paused` keeps its KV, `preempted` does not."""
     if sequence.state not in ("paused", "preempted"):
         return sequence.state
     if sequence.emitted_tokens >= sequence.lease_tokens:

@@ -32,8 +32,7 @@ log = logging.getLogger("fairgate.vllm_plugin")
 
 
 def make_desk(environ: Mapping[str, str]) -> GatewayDesk:
-    """Returns the desk of this process with its channel, and listens on the socket that is set. Raises
-    ValueError naming the setting: the server must not start with less than was asked for."""
+    """Returns this process's desk, listening on a socket if set. Raises ValueError naming a setting."""
     timeout_s = _timeout_s(environ.get(GATEWAY_TIMEOUT, ""))
     path, socket_path = environ.get(KEY_FILE, ""), environ.get(SOCKET, "")
     key = None

@@ -19,15 +19,14 @@ from engine.vllm_plugin.signature import MAX_FRAME_BYTES, encode_refusal
 
 MAX_CONNECTIONS = 16
 IDLE_S = 60.0
-"""A peer that is silent for so long is disconnected; gateways say something every few seconds."""
+"""A peer that is silent for this long is disconnected; gateways send something every few seconds."""
 LENGTH = struct.Struct(">I")
 
 log = logging.getLogger("fairgate.vllm_plugin")
 
 
 def serve_unix_socket(path: str, answer: Callable[[bytes], bytes]) -> socket.socket:
-    """Listens at `path` (mode 0600) and answers on threads that end with the process; returns the listening
-    socket. Raises ValueError where it cannot listen, or another process does."""
+    """Listens at `path` (mode 0600), answers on daemon threads. Raises ValueError where it cannot listen."""
     _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
