@@ -58,7 +58,9 @@ class EngineLoad:
     def turns(self, decodes: int) -> float:
         """Steps in which each of so many decoding sequences has one token: they take turns where there are
         fewer slots."""
-        return max(1.0, decodes / self.decode_slots) if self.decode_slots else 1.0
+        # With slots for all places no stream sits out, also where a replay lets a higher tier in beside them.
+        is_scarce = 0 < self.decode_slots < self.max_sequences
+        return max(1.0, decodes / self.decode_slots) if is_scarce else 1.0
 
     def token_s(self, decodes: int, context_tokens: int) -> float:
         """Seconds in which each of so many decoding sequences has one token."""
