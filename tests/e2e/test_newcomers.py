@@ -80,10 +80,15 @@ class Watch:
         for log in self.logs:
             await log.read()
 
+    def _decoding(self) -> int:
+        """Sequences in the last step, also those that sat it out."""
+        last: Step = self.steps[-1] if self.steps else {"decodes": {}, "waiting_decodes": {}}
+        return sum(last["decodes"].values()) + sum(last["waiting_decodes"].values())
+
     async def until_all_places_are_taken(self) -> None:
         """Returns when the flood has all places and more of it waits."""
         async with asyncio.timeout(60):
-            while not self.steps or sum(self.steps[-1]["decodes"].values()) < PLACES:
+            while self._decoding() < PLACES:
                 await asyncio.sleep(READ_S)
                 await self.read()
 
