@@ -45,9 +45,12 @@ def traffic(server: Server) -> tuple[str, str]:
         return bool(report(server, f"--from={begun}"))
 
     until(is_known, 60)  # how long its steps take, it finds out first
+    # A request ends at the gateway a moment after its client has the answer.
+    until(server.is_idle)
     since = instant()
     for number in range(REQUESTS):
         send(number)
+    until(server.is_idle)
     until_ = instant()
 
     def all_are_written() -> bool:
