@@ -83,7 +83,8 @@ class Watch:
     def _decoding(self) -> int:
         """Sequences in the last step, also those that sat it out."""
         last: Step = self.steps[-1] if self.steps else {"decodes": {}, "waiting_decodes": {}}
-        return sum(last["decodes"].values()) + sum(last["waiting_decodes"].values())
+        number: int = sum(last["decodes"].values()) + sum(last["waiting_decodes"].values())
+        return number
 
     async def until_all_places_are_taken(self) -> None:
         """Returns when the flood has all places and more of it waits."""
