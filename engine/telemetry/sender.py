@@ -1,4 +1,4 @@
-"""Sends kept traces from a thread, at most so many a second; the line is bounded, lost traces are counted."""
+"""Sends kept traces from a thread, at a limited rate; its queue is bounded, lost traces are counted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Interfaces between the parts of the vLLM plug-in: what it reads of vLLM, and what the gateway's side says.
 
 `VllmRequest`: what the plug-in uses of vLLM's `Request`. `Desk`: the gateway's side inside the server, which
-says whose a request is and is told of steps and ends. `Controls`: what a desk may do to running sequences.
+names a request's owner, and gets its steps and ends. `Controls`: what a desk may do to running sequences.
 All of them live in vLLM's engine core process, on one thread.
 """
 

@@ -87,8 +87,8 @@ def out_of_reach(
     """The target that a request is expected to miss: `strictness` times the 90th percentile of what is
     expected is beyond it. None at 0, and without a forecast.
 
-    Not by the median: under overload the line grows as long as is allowed, and whoever is at its end needs
-    room for the forecast's error. `targets_s`: seconds by metric; only `ttft` and `e2e` are looked at.
+    Not by the median: under overload the queue grows to its limit, and a request at its end needs room for
+    the forecast's error. `targets_s`: seconds by metric; only `ttft` and `e2e` are looked at.
     """
     if ahead is None or strictness <= 0:
         return None

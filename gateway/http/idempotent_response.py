@@ -3,7 +3,7 @@
 The key is claimed in SQL before anything is held: one gateway runs the request, and the others report it as
 running. The run goes on when its client disconnects, and its answer is stored: a repeat gets the same bytes,
 streamed or not. If nothing was charged nothing is stored, and a repeat is a new attempt. A gateway that dies
-loses the answer, not the charge: a repeat is told what was charged and to use another key.
+loses the answer, not the charge: the refusal of a repeat names what was charged and asks for another key.
 """
 
 from __future__ import annotations

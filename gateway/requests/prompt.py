@@ -267,7 +267,7 @@ class EstimatedRenderer:
     BYTES_PER_TOKEN = 2
     """A token of text is rarely shorter: English has about four, Chinese and code three."""
     LONGEST_TOKEN_BYTES = 128
-    """Some vocabularies have a token of so many blanks: more bytes per token are certainly too long."""
+    """Bytes of the longest token in known vocabularies (blanks): a text of more per token is too long."""
     MESSAGE_TOKENS = 8
     """What a chat template adds to a message, and once to all of them."""
     has_chat_template = True

@@ -72,7 +72,7 @@ def then_closing(answer: ASGIApp, reserved: LargeBody) -> ASGIApp:
 
 
 async def off_the_loop(gateway: Gateway, principal: Principal, body: bytes, work: Callable[[], T]) -> T:
-    """The result of `work`, in a thread unless `body` is small, to stall nobody. Raises `TooManyWaiting`."""
+    """The result of `work`, computed in a thread unless `body` is small. Raises `TooManyWaiting`."""
     if len(body) <= INLINE_BYTES:
         return work()
     return await gateway.deps.threads.run(principal.tenant_id, work)

@@ -20,6 +20,12 @@ def merged(known: Sequence[Step], read: Iterable[Step]) -> list[Step]:
     return [by_number[number] for number in sorted(by_number)]
 
 
+def decoding(step: Step) -> int:
+    """Sequences that decode, those without a token in this step included."""
+    counts: list[int] = [*step["decodes"].values(), *step["waiting_decodes"].values()]
+    return sum(counts)
+
+
 def lost_steps(steps: Sequence[Step]) -> int:
     """Steps that the log had dropped before they were read."""
     return steps[-1]["step"] - steps[0]["step"] + 1 - len(steps) if steps else 0

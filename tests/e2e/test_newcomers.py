@@ -80,16 +80,10 @@ class Watch:
         for log in self.logs:
             await log.read()
 
-    def _decoding(self) -> int:
-        """Sequences in the last step, also those that sat it out."""
-        last: Step = self.steps[-1] if self.steps else {"decodes": {}, "waiting_decodes": {}}
-        number: int = sum(last["decodes"].values()) + sum(last["waiting_decodes"].values())
-        return number
-
     async def until_all_places_are_taken(self) -> None:
         """Returns when the flood has all places and more of it waits."""
         async with asyncio.timeout(60):
-            while self._decoding() < PLACES:
+            while not self.steps or step_shares.decoding(self.steps[-1]) < PLACES:
                 await asyncio.sleep(READ_S)
                 await self.read()
 

@@ -97,9 +97,7 @@ async def measured_turns(server: Server, keys: dict[str, str], ids: dict[str, st
     def are_enough() -> bool:
         if len(step_shares.after_prompts(log.steps, SETTLE_STEPS)) <= WINDOW_STEPS:
             return False
-        last = log.steps[-1]
-        running: int = sum(last["decodes"].values()) + sum(last["waiting_decodes"].values())
-        return running == SEQUENCES
+        return step_shares.decoding(log.steps[-1]) == SEQUENCES
 
     async with (
         load(server, keys["light"], SEQUENCES // 2, endless(1)),

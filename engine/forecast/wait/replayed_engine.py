@@ -56,14 +56,13 @@ class EngineLoad:
     """Sequences that decode in one step at most; 0: all."""
 
     def turns(self, decodes: int) -> float:
-        """Steps in which each of so many decoding sequences has one token: they take turns where there are
-        fewer slots."""
+        """Steps that give each of `decodes` sequences one token: they take turns where slots are fewer."""
         # With slots for all places no stream sits out, also where a replay lets a higher tier in beside them.
         is_scarce = 0 < self.decode_slots < self.max_sequences
         return max(1.0, decodes / self.decode_slots) if is_scarce else 1.0
 
     def token_s(self, decodes: int, context_tokens: int) -> float:
-        """Seconds in which each of so many decoding sequences has one token."""
+        """Seconds that give each of `decodes` sequences one token."""
         steps_s = self.step_time.base_s * (self.turns(decodes) - 1)
         return predict_step_s(self.step_time, decodes, context_tokens, decodes) + steps_s
 

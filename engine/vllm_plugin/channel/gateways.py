@@ -77,7 +77,7 @@ class UntoldService:
 
 class ServiceLog:
     """Service that a gateway was not told, or has not confirmed. Each token is in one of two sums: the last
-    report's, and what came after it. A lost report is told again with the next one."""
+    report's, and what came after it. The next report repeats a lost one."""
 
     def __init__(self) -> None:
         self._told: dict[str, UntoldService] = {}

@@ -100,7 +100,7 @@ async def admin_call(client: httpx.AsyncClient, method: str, path: str, body: ob
 
 
 async def known(client: httpx.AsyncClient, tenants: Mapping[str, int], within_s: float) -> bool:
-    """Whether the gateway knows these tenants with so many limits each. Raises `ServerFailed`."""
+    """Whether the gateway knows these tenants and the limits of each. Raises `ServerFailed`."""
 
     async def knows() -> bool:
         shown = {one["name"]: len(one["limits"]) for one in (await server_status(client))["tenants"]}
