@@ -238,11 +238,13 @@ class ForecastCache:
         )
 
     def renew(self, now_s: float) -> bool:
-        """Replays where requests have left since the surface was built, and the share of time allows it.
+        """Replays where requests have left since the surface was built, and the share of time allows it or
+        none is left (once, and that costs little).
         Returns whether it did: only then may what was read off the surface be too long by what has left."""
-        if self._surface is None or self._ahead(RANKS[-1]) >= self._then.ahead[-1]:
+        ahead = self._ahead(RANKS[-1])
+        if self._surface is None or ahead >= self._then.ahead[-1]:
             return False
-        if now_s + DEBT_S < self._rest_until_s:
+        if ahead and now_s + DEBT_S < self._rest_until_s:
             return False
         self._build(now_s)
         return True
@@ -259,6 +261,8 @@ class ForecastCache:
         """As `read`, for several tiers, from one replay with probes of just this size where there is time for
         one."""
         if now_s + DEBT_S < self._rest_until_s or len(self._flow) > LONG_QUEUE:
+            if not self._ahead(RANKS[-1]):
+                self.renew(now_s)
             return [
                 self.read(tenant_id, weight, rank, size, output_tokens, now_s, for_quote=True)
                 for rank in ranks

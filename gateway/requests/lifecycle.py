@@ -403,11 +403,15 @@ class Lifecycle:
         try:
             self.admission.check(call, run.estimate, now_s, self._expires_s(run))
         except DeadlineUnreachable:
-            # What it would wait for may have left: after a crowd was cancelled, an idle server would refuse.
-            if call.binding is not None or not self._estimates.forecast_cache.renew(now_s):
+            # What it would wait for may have left, since its quote or the last replay: after a crowd was
+            # cancelled, an idle server would refuse.
+            is_renewed = self._estimates.forecast_cache.renew(now_s)
+            if call.binding is None and not is_renewed:
                 raise
-            run.estimate = self._estimates.of_call(call, now_s, lengths)
-            self.admission.check(call, run.estimate, now_s, self._expires_s(run))
+            present = self._estimates.of_call(call, now_s, lengths)
+            self.admission.check(call, present, now_s, self._expires_s(run))
+            if call.binding is None:
+                run.estimate = present
         if call.chained is not None:
             self._dispatcher.require_room(call.principal.tenant_id)  # before anything is held
         self._estimates.coming(call, now_s, lengths)

@@ -21,7 +21,7 @@ from gateway.upstream.base import UpstreamLost
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.storage.database import open_database
 from tenants.types import Amounts, Tier
-from tests.integration.test_lifecycle import PRINCIPAL, PROMPT, House
+from tests.integration.test_lifecycle import PRINCIPAL, PROMPT, House, timed
 from tests.support.engine_process import until
 
 QUOTED_PRICES = uniform_book({"m": Price(10, 5, 30)}, version=7)
@@ -47,12 +47,12 @@ def binding(figures: Figures) -> Binding:
     return Binding(quote, QUOTED_PRICES, quote.estimate())
 
 
-def begin(house: House, figures: Figures, quote: Quote | None = None) -> Run:
+def begin(house: House, figures: Figures, quote: Quote | None = None, timeout_s: float | None = None) -> Run:
     bound = binding(figures) if quote is None else Binding(quote, QUOTED_PRICES, quote.estimate())
     call = Call(
         request_id=new_request_id(1e9), chat=True, model="m", principal=PRINCIPAL, tier=Tier.STANDARD,
         prompts=(PROMPT,), choices=1, max_tokens=20, sampling=SamplingParams(), stream=True,
-        include_usage=True, created=1, binding=bound,
+        include_usage=True, created=1, binding=bound, timeout_s=timeout_s,
     )  # fmt: skip
     return house.lifecycle.begin(call)
 
@@ -112,6 +112,20 @@ async def test_a_tenants_credits_of_a_day_are_capped_and_the_account_says_so(hou
     assert credited == [(155, False), (45, True), (0, True)]
     [total] = await house.ledger.totals(tenant_id="ten_1")
     assert total.cost_nanousd == 3 * 310 - 200
+
+
+async def test_a_wait_quoted_in_a_crowd_refuses_nothing_after_it(house: House) -> None:
+    """Quoted 30 s, it may take 20 now: by the quote it would be late, by what is ahead it is not."""
+    house.engine.snapshot = timed(100)
+    run = begin(house, LATE, timeout_s=20.0)
+    one = f"{run.call.request_id}.0"
+    await until(lambda: one in house.engine.submitted)
+    house.engine.emit(one, 7)
+    house.engine.end(one, "stop")
+    closed, _ = await house.closed(run)
+    assert closed.cause is None
+    assert closed.account.estimate is not None
+    assert closed.account.estimate.wait_s == (30.0, 30.0), "what was promised stays"
 
 
 async def test_what_does_not_bind_is_never_credited(house: House) -> None:
