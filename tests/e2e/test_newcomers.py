@@ -72,20 +72,27 @@ class Watch:
         closing += self._clients
         self.logs = [LogReader(client) for client in self._clients]
         self.steps: list[Step] = []
+        self._is_full = asyncio.Event()
 
     async def read(self) -> None:
         """Reads what came since the last time."""
         shown = await self._clients[0].get("/admin/v1/policy?decisions=0&steps=4096")
         self.steps = step_shares.merged(self.steps, shown.json()["engines"][0]["steps"])
+        if self.steps and step_shares.decoding(self.steps[-1]) >= PLACES:
+            self._is_full.set()
         for log in self.logs:
             await log.read()
 
+    async def keep_reading(self) -> None:
+        while True:
+            await self.read()
+            await asyncio.sleep(READ_S)
+
     async def until_all_places_are_taken(self) -> None:
-        """Returns when the flood has all places and more of it waits."""
+        """Returns when the flood has all places and more of it waits; forgets the steps until then."""
         async with asyncio.timeout(60):
-            while not self.steps or step_shares.decoding(self.steps[-1]) < PLACES:
-                await asyncio.sleep(READ_S)
-                await self.read()
+            await self._is_full.wait()
+        self.steps = self.steps[-1:]
 
 
 async def flooded(flood: Server, small: Server, keys: dict[str, str], policy: str) -> Watch:
@@ -106,18 +113,21 @@ async def flooded(flood: Server, small: Server, keys: dict[str, str], policy: st
             assert answer.status_code == 200, answer.text
 
     tasks = [asyncio.create_task(stream()) for _ in range(FLOOD)]
+    reading = asyncio.create_task(watch.keep_reading())
     try:
         await watch.until_all_places_are_taken()
         for number in (*range(TENANTS), *range(TENANTS)):
             key = {"authorization": f"Bearer {keys[f'small-{policy}-{number}']}"}
             answer = await asking.post("/v1/completions", json=short, headers=key)
             assert answer.status_code == 200, answer.text
-            await watch.read()
         assert [task.exception() for task in tasks if task.done()] == [], "clients of the flood failed"
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await watch.read()
     finally:
-        for task in tasks:
+        for task in [reading, *tasks]:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(reading, *tasks, return_exceptions=True)
         for client in clients:
             await client.aclose()
     return watch
