@@ -24,7 +24,7 @@ from tests.support.server_process import MODEL, Server, server_process, until
 PLACES = 32
 """The default."""
 FLOOD = PLACES + 40
-FLOOD_TOKENS = 1_200
+FLOOD_TOKENS = 4_000
 TENANTS = 6
 """Each sends two requests: the first one is a newcomer's."""
 MOST_STEPS = 3
@@ -48,7 +48,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator
         closing.callback(postgres.stop)
         closing.callback(own_redis.stop)
         base = tmp_path_factory.mktemp("newcomers-shared")
-        options = engine_options(chat_model, base / "engine", num_blocks=4096)
+        options = engine_options(chat_model, base / "engine", num_blocks=10_240)
         closing.enter_context(running_engine(options))
         gateways: list[Server] = []
         for name in ("one", "other"):
