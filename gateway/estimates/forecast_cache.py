@@ -3,8 +3,8 @@
 One replay (`engine/forecast/wait/picture.py`) builds the surface for all tenants and tiers. It is rebuilt
 beside the requests, at most once in `every_s`, and so rarely that replays take at most 4 % of the process
 (`REST`). While requests wait another process (`replay_process.py`) adds sampled futures. A request replays
-itself only where there is no surface yet, or only one from before a pause; a quote (`replay_for`) where that
-share allows it.
+itself only where there is no surface yet, or only one from before a pause, or where all that the surface saw
+has left; a quote (`replay_for`) where that share allows it.
 
 What has its estimate and is not queued yet (`on_the_way.py`) is in a replay like what waits, and estimates
 count all that came since the last one (`engine/forecast/wait/since.py`). While a burst comes its requests
@@ -227,7 +227,7 @@ class ForecastCache:
             surface = self._build(now_s)
         own = self.own_quotes(tenant_id, now_s) if for_quote else ()
         quoted = [entry for entry in own if entry.arrived_s >= surface.at_s and entry.tier <= rank]
-        return surface.read(
+        told = surface.read(
             tenant_id,
             rank,
             size.input_tokens * size.choices,
@@ -236,15 +236,18 @@ class ForecastCache:
             since=self._since_then(tenant_id, weight, rank, quoted),
             way_s=self.on_the_way.expected_s(among_others=bool(own)),
         )
+        if told.tokens_ahead and self._then.ahead[-1] and not self._ahead(RANKS[-1]):
+            # All that the surface saw has left: an idle server would tell a wait. Once, and it costs little.
+            self._build(now_s)
+            return self.read(tenant_id, weight, rank, size, output_tokens, now_s, for_quote=for_quote)
+        return told
 
     def renew(self, now_s: float) -> bool:
-        """Replays where requests have left since the surface was built, and the share of time allows it or
-        none is left (once, and that costs little).
+        """Replays where requests have left since the surface was built, and the share of time allows it.
         Returns whether it did: only then may what was read off the surface be too long by what has left."""
-        ahead = self._ahead(RANKS[-1])
-        if self._surface is None or ahead >= self._then.ahead[-1]:
+        if self._surface is None or self._ahead(RANKS[-1]) >= self._then.ahead[-1]:
             return False
-        if ahead and now_s + DEBT_S < self._rest_until_s:
+        if now_s + DEBT_S < self._rest_until_s:
             return False
         self._build(now_s)
         return True
@@ -261,8 +264,6 @@ class ForecastCache:
         """As `read`, for several tiers, from one replay with probes of just this size where there is time for
         one."""
         if now_s + DEBT_S < self._rest_until_s or len(self._flow) > LONG_QUEUE:
-            if not self._ahead(RANKS[-1]):
-                self.renew(now_s)
             return [
                 self.read(tenant_id, weight, rank, size, output_tokens, now_s, for_quote=True)
                 for rank in ranks
