@@ -301,17 +301,20 @@ def test_order_mlfq(served: ServedEngine) -> None:
 
 
 def beside_a_full_engine(served: ServedEngine, tier: str | None = None, newcomer: str | None = None) -> str:
-    """Runs a short request that comes when all places are taken; returns its id."""
+    """Runs a short request that comes when all places are taken, and memory for it is left to their end;
+    returns its id."""
     while True:
-        with served.full(tier=tier) as crowd, served.held():
+        with served.full(answer=260, tier=tier) as crowd, served.held():
             coming = served.begin(8, tier=newcomer)
             until(lambda crowd=crowd: crowd.done() or served.has_sent(2))
         request_id = coming.result(60)
         at_s = served.decisions(request_id, "admit")[0]["at_s"]
         records = served.records()
         admitted = next(index for index, each in enumerate(records) if each["at_s"] > at_s)
-        # On a busy machine the crowd may have ended before the engine stood still.
-        if records[admitted - 1]["waiting"] or records[admitted]["decodes"]:
+        # On a busy machine the crowd may have begun to end before the engine stood still: those of it that
+        # run do not become more again then.
+        after = [sum(map(int, each["decodes"].values())) for each in records[admitted + 1 :]]
+        if records[admitted - 1]["waiting"] or max(after, default=0) == PLACES:
             return request_id
 
 
