@@ -300,11 +300,13 @@ def test_order_mlfq(served: ServedEngine) -> None:
     assert not interrupted_by_order(served, "fcfs")
 
 
-def beside_a_full_engine(served: ServedEngine, tier: str | None = None, newcomer: str | None = None) -> str:
-    """Runs a short request that comes when all places are taken, and memory for it is left to their end;
-    returns its id."""
+def beside_a_full_engine(
+    served: ServedEngine, tier: str | None = None, newcomer: str | None = None, answer: int = 260
+) -> str:
+    """Runs a short request that comes when all places are taken; returns its id. By default there is memory
+    for it, whenever it comes."""
     while True:
-        with served.full(answer=260, tier=tier) as crowd, served.held():
+        with served.full(answer=answer, tier=tier) as crowd, served.held():
             coming = served.begin(8, tier=newcomer)
             until(lambda crowd=crowd: crowd.done() or served.has_sent(2))
         request_id = coming.result(60)
@@ -649,7 +651,8 @@ def test_max_displacements(served: ServedEngine) -> None:
     for most in (0, 3):
         until(served.server.is_idle)
         served.set("vtc", max_displacements=most)
-        newcomer = beside_a_full_engine(served, "batch", "interactive")
+        # Those that lose no place have all their memory from the start, which is all there is.
+        newcomer = beside_a_full_engine(served, "batch", "interactive", answer=260 if most else 300)
         lost = [each for each in served.decisions(kind="pause") if newcomer in str(each["others"])]
         assert len(lost) == (1 if most else 0)
 
