@@ -237,7 +237,7 @@ class ForecastCache:
             way_s=self.on_the_way.expected_s(among_others=bool(own)),
         )
         if told.tokens_ahead and self._then.ahead[-1] and not self._ahead(RANKS[-1]):
-            # All that the surface saw has left: an idle server would tell a wait. Once, and it costs little.
+            # All that the surface saw has left, and its waits with it. To replay an empty queue costs little.
             self._build(now_s)
             return self.read(tenant_id, weight, rank, size, output_tokens, now_s, for_quote=for_quote)
         return told

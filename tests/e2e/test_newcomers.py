@@ -89,7 +89,8 @@ class Watch:
             await asyncio.sleep(READ_S)
 
     async def until_all_places_are_taken(self) -> None:
-        """Returns when the flood has all places and more of it waits; forgets the steps until then."""
+        """Returns when the flood has all places and more of it waits. Steps lost until then do not
+        count."""
         async with asyncio.timeout(60):
             await self._is_full.wait()
         self.steps = self.steps[-1:]
@@ -120,7 +121,8 @@ async def flooded(flood: Server, small: Server, keys: dict[str, str], policy: st
             key = {"authorization": f"Bearer {keys[f'small-{policy}-{number}']}"}
             answer = await asking.post("/v1/completions", json=short, headers=key)
             assert answer.status_code == 200, answer.text
-        assert [task.exception() for task in tasks if task.done()] == [], "clients of the flood failed"
+        ended = [task.exception() for task in (reading, *tasks) if task.done()]
+        assert ended == [], "the reader or clients of the flood failed"
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         await watch.read()

@@ -24,6 +24,7 @@ from click.testing import CliRunner
 
 from engine.scheduling.options import OPTIONS
 from ops.cli.main import cli
+from ops.sandbox import step_shares
 from tests.support.server_process import MODEL, Server, server_process, until
 
 STEP_TOKENS = 64
@@ -315,7 +316,7 @@ def beside_a_full_engine(
         admitted = next(index for index, each in enumerate(records) if each["at_s"] > at_s)
         # On a busy machine the crowd may have begun to end before the engine stood still: those of it that
         # run do not become more again then.
-        after = [sum(map(int, each["decodes"].values())) for each in records[admitted + 1 :]]
+        after = map(step_shares.decoding, records[admitted + 1 :])
         if records[admitted - 1]["waiting"] or max(after, default=0) == PLACES:
             return request_id
 
