@@ -1,6 +1,9 @@
-"""Sizes in blocks of the KV cache."""
+"""Sizes of a step and of the KV cache."""
 
 from __future__ import annotations
+
+DECODE_TOKENS = 1
+"""Tokens that a decoding sequence computes in a step; speculative decoding will change it."""
 
 
 def blocks_for(tokens: int, block_tokens: int) -> int:

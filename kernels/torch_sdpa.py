@@ -1,7 +1,7 @@
 """Paged attention with torch's `scaled_dot_product_attention`. Equal to `kernels.reference`.
 
-Sequences that decode one token are gathered whole blocks at a time into padded groups and attended in one
-call; prefill chunks go one by one. Tables and masks are built once a step (`PackedBatch.derived`)."""
+Sequences that compute one token (decodes) are gathered whole blocks at a time into padded groups and attended
+in one call; prefill chunks go one by one. Tables and masks are built once a step (`PackedBatch.derived`)."""
 
 from __future__ import annotations
 

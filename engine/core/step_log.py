@@ -11,6 +11,7 @@ from engine.core.sequence_table import SequenceTable
 from engine.core.step_service import ServiceShare
 from engine.messages import StepRecord
 from engine.sequence import Sequence
+from engine.sizes import DECODE_TOKENS
 
 KEPT_STEPS = 4096
 MOST_TENANTS = 64
@@ -30,7 +31,7 @@ class StepLog:
             StepRecord(
                 step,
                 at_s,
-                room.slots if room.slots is not None else room.tokens + room.used_tokens,
+                room.slots if room.slots is not None else (room.tokens + room.used_tokens) // DECODE_TOKENS,
                 {tenant: share.decoded_tokens for tenant, share in shares.items() if share.decoded_tokens},
                 {
                     tenant: share.tokens - share.decoded_tokens

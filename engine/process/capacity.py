@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.process.options import AUTO_HOST_BLOCKS, EngineSettings
-from engine.sizes import blocks_for
+from engine.sizes import DECODE_TOKENS, blocks_for
 
 MIB = 2**20
 GIB = 2**30
@@ -105,13 +105,13 @@ def step_sizes(device: str, wanted: EngineSettings) -> StepSizes:
     }
     if not sequences:
         sequences = defaults.max_sequences
-        if tokens and tokens < sequences:
-            sequences = tokens
+        if tokens and tokens < DECODE_TOKENS * sequences:
+            sequences = tokens // DECODE_TOKENS
             reasons["max_sequences"] = "one token each of engine.max_batched_tokens"
     if not tokens:
         tokens = defaults.max_batched_tokens
-        if tokens < sequences:
-            tokens = sequences
+        if tokens < DECODE_TOKENS * sequences:
+            tokens = DECODE_TOKENS * sequences
             reasons["max_batched_tokens"] = "one token for each of engine.max_sequences"
     return StepSizes(sequences, tokens, reasons)
 

@@ -9,6 +9,7 @@ from engine.entry import OUTPUT_TOKEN_COST
 from engine.messages import StepTime
 from engine.scheduling.step_counters import StepCounters
 from engine.sequence import Sequence
+from engine.sizes import DECODE_TOKENS
 from engine.step_time.model import predict_step_s
 
 UNLIMITED = 1 << 40
@@ -48,11 +49,11 @@ class Room:
     """Waiting sequences by tenant, as they are now."""
     placed: Collection[Sequence] = ()
     auto_slots: int = 0
-    """Decode tokens at most, where the policy leaves the number to the step-time model; 0: no limit."""
+    """Decoding sequences at most, where the policy leaves the number to the step-time model; 0: no limit."""
     slots: int | None = None
-    """Decode tokens that it can hand out; None: as many as it has tokens."""
+    """Decoding sequences that it has room for; None: as many as its tokens suffice for."""
     contests: list[DecodeContest] = field(default_factory=list)
-    """Of the decoding sequences, by tier; none where each of them gets its token."""
+    """Of the decoding sequences, by tier; none where each of them is in the step."""
     held_prompts: set[tuple[int, str]] = field(default_factory=set)
     """Tiers and tenants whose prompts got less than they could take."""
     used_tokens: int = 0
@@ -61,7 +62,7 @@ class Room:
     prefills: int = 0
     given: dict[Sequence, int] = field(default_factory=dict)
     unfinished: dict[Sequence, int] = field(default_factory=dict)
-    """Prompts that got more than a token and stay unfinished after this step -> tokens left before it."""
+    """Prompts that got more than a decode and stay unfinished after this step -> tokens left before it."""
 
     def draft(self) -> Room:
         """A copy to try a composition on: the same numbers, nothing given yet."""
@@ -85,28 +86,33 @@ class Room:
     def tokens_of(self, tier: int) -> int:
         return min(self.tokens, self.tier_tokens.get(tier, self.tokens))
 
+    @property
+    def decodes_left(self) -> int:
+        """Decoding sequences that the tokens left suffice for."""
+        return self.tokens // DECODE_TOKENS
+
     def take(self, sequence: Sequence, tokens: int) -> None:
         """Notes a grant of `tokens` to `sequence`, which has none yet in this step."""
         self.given[sequence] = tokens
         left = sequence.total_tokens - sequence.computed_tokens
-        if left > tokens > 1:
+        if left > tokens > DECODE_TOKENS:
             self.unfinished[sequence] = left
         self._add(sequence, tokens, 1)
 
     def take_decodes(self, sequences: list[Sequence]) -> None:
-        """Notes one token for each of many decoding sequences; the same as `take`, in one go."""
-        given = dict.fromkeys(sequences, 1)
+        """Notes the tokens of many decoding sequences; the same as `take`, in one go."""
+        given = dict.fromkeys(sequences, DECODE_TOKENS)
         if self.given:
             self.given.update(given)
         else:
             self.given = given
         count = len(sequences)
-        self.tokens -= count
-        self.used_tokens += count
+        self.tokens -= DECODE_TOKENS * count
+        self.used_tokens += DECODE_TOKENS * count
         self.used_sequences += count
-        self.used_context += count + sum([sequence.computed_tokens for sequence in sequences])
+        self.used_context += decode_context(count, sum([sequence.computed_tokens for sequence in sequences]))
         for sequence in sequences if self.tier_tokens else ():
-            self._take_of_tier(sequence, 1)
+            self._take_of_tier(sequence, DECODE_TOKENS)
 
     def give_back(self, sequence: Sequence) -> None:
         tokens = self.given.pop(sequence, 0)
@@ -128,6 +134,9 @@ class Room:
             max(1, self.used_sequences + sequences),
         )
 
+    def predicted_decodes_s(self, decodes: int, computed: int) -> float:
+        return self.predicted_with_s(DECODE_TOKENS * decodes, decode_context(decodes, computed), decodes)
+
     def tokens_within(self, sequence: Sequence, most: int, step_s: float) -> int:
         """The most tokens, up to `most`, that `sequence` may get before the step takes `step_s`."""
         if self.predicted_s(sequence, most) <= step_s:
@@ -146,7 +155,7 @@ class Room:
         self.used_tokens += sign * tokens
         self.used_context += sign * attended_tokens(sequence.computed_tokens, tokens)
         self.used_sequences += sign
-        self.prefills += sign * (sequence.total_tokens - sequence.computed_tokens > 1)
+        self.prefills += sign * (sequence.total_tokens - sequence.computed_tokens > DECODE_TOKENS)
         self._take_of_tier(sequence, sign * tokens)
 
     def _take_of_tier(self, sequence: Sequence, tokens: int) -> None:
@@ -158,6 +167,11 @@ class Room:
 def attended_tokens(position: int, num_tokens: int) -> int:
     """Context that a slice's tokens attend to, each to all tokens up to itself."""
     return num_tokens * position + num_tokens * (num_tokens + 1) // 2
+
+
+def decode_context(decodes: int, computed_tokens: int) -> int:
+    """Context that a step's decodes attend to, all together; `computed_tokens`: their sum."""
+    return DECODE_TOKENS * computed_tokens + decodes * attended_tokens(0, DECODE_TOKENS)
 
 
 # Large and small requests, beside the cache. Where memory is short the first in line holds up all others: a

@@ -16,6 +16,7 @@ from math import inf
 from typing import Any
 
 from engine.messages import StepTime
+from engine.sizes import DECODE_TOKENS
 from engine.step_time.least_squares import SMALLEST, NormalEquations, numbers
 
 PRIOR = StepTime(
@@ -59,6 +60,11 @@ def predict_step_s(step_time: StepTime, tokens: int, context_tokens: int, sequen
         + step_time.per_context_token_s * context_tokens
         + step_time.per_sequence_s * sequences
     )
+
+
+def predict_decodes_s(step_time: StepTime, sequences: int, context_tokens: int) -> float:
+    """Seconds for a step in which each of `sequences` decodes; their contexts sum to `context_tokens`."""
+    return predict_step_s(step_time, DECODE_TOKENS * sequences, DECODE_TOKENS * context_tokens, sequences)
 
 
 def mean_of(fits: Iterable[StepTime | None]) -> StepTime | None:

@@ -28,7 +28,7 @@ from engine.scheduling.admit.batch_gate import RUNS
 from engine.scheduling.compose.auto_slots import RENEWED_EVERY
 from engine.scheduling.step_counters import TierTenant
 from engine.sequence import Sequence, SequenceStatus
-from engine.sizes import blocks_for
+from engine.sizes import DECODE_TOKENS, blocks_for
 from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualTexts
 from engine.virtual.step_shapes import Shapes, StepShape, StepTiming
 
@@ -235,7 +235,7 @@ class SimulatedReplica:
             or plan.preempted
             or plan.paused
             or plan.room.prefills
-            or plan.num_tokens != len(self.table.running)
+            or plan.num_tokens != DECODE_TOKENS * len(self.table.running)
         ):
             return False
         return plan.hold or True
@@ -243,7 +243,7 @@ class SimulatedReplica:
     # ------------------------------------------------------------ runs
 
     def steps_alike(self) -> int:
-        """Next steps that only decode one token for each running sequence; 0: unknown, or too few."""
+        """Next steps in which each running sequence decodes, and nothing else; 0: unknown, or too few."""
         table = self.table
         running, policy = table.running, table.policy
         if not running or table.prefills or table.paused or (len(table.waiting) and not self._waits_on()):
@@ -274,7 +274,7 @@ class SimulatedReplica:
     def begin_run(self, steps: int) -> list[float]:
         """Begins a run of the steps that `steps_alike` returned; returns their ends. `end_run` applies it."""
         shape = self.shapes.of(
-            [(sequence.submit.sequence_id, sequence.computed_tokens, 1) for sequence in self.table.running]
+            [(one.submit.sequence_id, one.computed_tokens, DECODE_TOKENS) for one in self.table.running]
         )
         durations_s = self._timing.decodes_s(shape, steps)
         ends_s = list(accumulate(durations_s, initial=self.now_s))[1:]
@@ -343,12 +343,12 @@ class SimulatedReplica:
                 beyond[tenant_id] = beyond.get(tenant_id, 0) + sequence.token_charge * min(count, past)
         num_emitted = len(table.running) * count
         table.charges.emitted(charges, num_emitted, beyond)
-        self.shapes.note(run.shape, len(table.running), count)
+        self.shapes.note(run.shape, DECODE_TOKENS * len(table.running), count)
         work.steps += count
         work.runs += 1
         work.steps_in_runs += count
         work.busy_s += run_s
-        work.computed_tokens += num_emitted
+        work.computed_tokens += DECODE_TOKENS * num_emitted
         work.kv_block_seconds += (blocks_before + pool.num_referenced) / 2 * run_s
         work.most_kv_blocks = max(work.most_kv_blocks, pool.num_referenced)
         return self.now_s

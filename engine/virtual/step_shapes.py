@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from engine.messages import StepTime
-from engine.scheduling.room import attended_tokens
+from engine.scheduling.room import attended_tokens, decode_context
+from engine.sizes import DECODE_TOKENS
 
 StepPart = tuple[str, int, int]
 """A sequence's share of a step: its id, tokens computed before, tokens in the step. Plain, for speed."""
 
 
 class StepShape(NamedTuple):
-    """Work of a step; a part of one token counts as a decode."""
+    """Work of a step; a part of `DECODE_TOKENS` counts as a decode."""
 
     prompt_tokens: int
     prompt_context: int
@@ -77,16 +78,17 @@ class PlainShapes:
     padded_tokens: int = 0
 
     def of(self, parts: Iterable[StepPart]) -> StepShape:
-        prompt_tokens = prompt_context = decodes = decode_context = rows = 0
+        prompt_tokens = prompt_context = decodes = computed = rows = 0
         for _, position, tokens in parts:
             rows += 1
-            if tokens == 1:
+            if tokens == DECODE_TOKENS:
                 decodes += 1
-                decode_context += position + 1
+                computed += position
             else:
                 prompt_tokens += tokens
                 prompt_context += attended_tokens(position, tokens)
-        return StepShape(prompt_tokens, prompt_context, decodes, decode_context, rows)
+        context = decode_context(decodes, computed)
+        return StepShape(prompt_tokens, prompt_context, DECODE_TOKENS * decodes, context, rows)
 
     def note(self, shape: StepShape, computed_tokens: int, steps: int) -> None:
         """Notes `steps` computed steps of `shape`, each for `computed_tokens` tokens."""
@@ -103,7 +105,7 @@ class PaddedShapes:
 
     def of(self, parts: Iterable[StepPart]) -> StepShape:
         parts = list(parts)
-        prompts = [(position, tokens) for _, position, tokens in parts if tokens > 1]
+        prompts = [(position, tokens) for _, position, tokens in parts if tokens != DECODE_TOKENS]
         rows = len(parts)
         if self.keeps_rows:
             now = {sequence_id for sequence_id, _, _ in parts}
@@ -113,12 +115,12 @@ class PaddedShapes:
         decodes = rows - len(prompts) if has_decodes else 0
         longest = max((tokens for _, tokens in prompts), default=0)
         deepest = max((position for position, _ in prompts), default=0)
-        context = max((position for _, position, tokens in parts if tokens == 1), default=-1) + 1
+        computed = max((position for _, position, tokens in parts if tokens == DECODE_TOKENS), default=0)
         return StepShape(
             len(prompts) * longest,
             len(prompts) * attended_tokens(deepest, longest),
-            decodes,
-            decodes * context,
+            DECODE_TOKENS * decodes,
+            decode_context(decodes, decodes * computed),
             rows,
         )
 

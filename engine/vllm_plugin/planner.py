@@ -31,7 +31,7 @@ from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import make_policy
 from engine.scheduling.room import attended_tokens
 from engine.sequence import Sequence, SequenceStatus
-from engine.sizes import blocks_for
+from engine.sizes import DECODE_TOKENS, blocks_for
 from engine.step_time.model import StepTimeModel
 from engine.vllm_plugin.borrowed_blocks import BorrowedBlocks
 from engine.vllm_plugin.seam import StepService
@@ -204,7 +204,7 @@ class StepPlanner:
             service[0] += first_time
             service[1] += got.emits
             service[2] += got.tokens
-            service[3] += got.tokens == 1 and not first_time
+            service[3] += got.tokens == DECODE_TOKENS and not first_time
             if got.emits and not sequence.may_emit:
                 self._rest(sequence, now_s)
         if given:
@@ -236,7 +236,7 @@ class StepPlanner:
 
     def _checked(self, policy: str, options: PolicyOptions) -> PolicyOptions:
         serves_all = make_policy(policy, options).compose.serves_all
-        if serves_all and self.sizes.places > self.sizes.max_batched_tokens:
+        if serves_all and DECODE_TOKENS * self.sizes.places > self.sizes.max_batched_tokens:
             raise ValueError(
                 f"the policy {policy} gives every running sequence a token of each step: --max-num-seqs"
                 f" ({self.sizes.places}) must not exceed --max-num-batched-tokens"

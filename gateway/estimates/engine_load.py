@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from engine.entry import QueueEntry
 from engine.forecast.wait.replayed_engine import EngineLoad, Flight
 from engine.messages import RunningSequence, Snapshot, StepTime
+from engine.sizes import DECODE_TOKENS
 from gateway.flow.controller import FlowController, InFlight
 from gateway.upstream.base import Upstream, takes_turns
 
@@ -70,7 +71,7 @@ def flights_of(in_flight: Sequence[InFlight], snapshot: Snapshot | None) -> list
 
 def _flight(entry: QueueEntry, running: RunningSequence, kv_tokens: int) -> Flight:
     left = running.prompt_tokens + running.emitted_tokens - running.computed_tokens
-    decodes = running.emitted_tokens > 0 and left <= 1
+    decodes = running.emitted_tokens > 0 and left <= DECODE_TOKENS
     return Flight(
         entry, 0 if decodes else max(1, left), running.computed_tokens, running.emitted_tokens, kv_tokens
     )

@@ -17,7 +17,7 @@ from engine.forecast.wait.forecast import Forecast
 from engine.forecast.wait.picture import QUANTILES, AnswerLength
 from engine.forecast.wait.replayed_engine import EngineLoad
 from engine.messages import TIER_RANKS, Snapshot, StepTime
-from engine.step_time.model import PRIOR, predict_step_s
+from engine.step_time.model import PRIOR, predict_decodes_s
 from gateway.budget.lease import predicted_gpu_ms
 from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate, Promise, Times, calibrate
@@ -112,7 +112,7 @@ class Estimator:
     def stream_tokens_per_s(self) -> float:
         """Of one sequence beside what runs now."""
         step_time, width = self._step_time_now()
-        return 1 / predict_step_s(step_time, width, 0, width)
+        return 1 / predict_decodes_s(step_time, width, 0)
 
     @property
     def step_time(self) -> StepTime:

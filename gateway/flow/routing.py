@@ -20,7 +20,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.step_time.model import predict_step_s
+from engine.sizes import DECODE_TOKENS
+from engine.step_time.model import predict_decodes_s
 from gateway.flow.placement import Score, least_loaded
 from gateway.flow.prefix_index import BLOCK_TOKENS, PrefixIndex
 from gateway.flow.types import InFlight, Ticket
@@ -147,8 +148,8 @@ class PrefixRouter:
         ahead = sum(request.prefill_tokens for request in under if request.rank <= rank)
         runs = min(sum(load.sequences), replica.max_sequences)
         context = sum(load.kv_tokens)
-        beside_s = predict_step_s(step_time, runs, context, runs)
-        steps = math.ceil((ahead + own) / max(1, replica.max_batched_tokens - runs))
+        beside_s = predict_decodes_s(step_time, runs, context)
+        steps = math.ceil((ahead + own) / max(1, replica.max_batched_tokens - DECODE_TOKENS * runs))
         attended = own * cached_tokens + own * (own + 1) // 2
         prefill_s = (
             steps * beside_s

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.forecast.length.length import LengthForecast
 from engine.messages import EngineKnobs, Snapshot
-from engine.step_time.model import predict_step_s
+from engine.step_time.model import predict_decodes_s
 from gateway.flow.control_rules import DEFAULT_BOUNDS, Bounds, Control, ControlMode, Knob, Move, Observation
 from gateway.flow.controller import FlowController
 from gateway.flow.shared.control_session import ControlSession
@@ -332,7 +332,7 @@ def length_spread(p50: int, p90: int) -> float:
 def _step_s(snapshot: Snapshot) -> float:
     """A decode step of everything that runs."""
     running = len(snapshot.running)
-    return predict_step_s(snapshot.step_time, running, 0, running)
+    return predict_decodes_s(snapshot.step_time, running, 0)
 
 
 def bounds_of(mode: ControlMode, setters: Setters, rests: Mapping[Knob, float]) -> dict[Knob, Bounds]:

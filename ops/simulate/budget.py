@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from engine.step_time.model import predict_step_s
+from engine.step_time.model import predict_decodes_s
 from gateway.budget import lease
 from gateway.budget.lease import SequenceLease
 from gateway.budget.stream_limiter import StreamLimiter, StreamLimitReached, fed_streams
@@ -183,7 +183,7 @@ class SimulatedBudget:
 
     def _stream_tokens_per_s(self) -> float:
         width = max(1, max(len(member.engine.table.running) for member in self._pool.members))
-        return 1 / predict_step_s(self._pool.machine.step_time, width, 0, width)
+        return 1 / predict_decodes_s(self._pool.machine.step_time, width, 0)
 
 
 def _sizes(of: RequestLimits, request: SimulatedRequest) -> Callable[..., Amounts]:

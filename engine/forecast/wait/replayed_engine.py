@@ -14,7 +14,8 @@ from itertools import chain
 from engine.entry import QueueEntry
 from engine.messages import StepTime
 from engine.scheduling.brakes import NO_BRAKES, Brakes
-from engine.step_time.model import predict_step_s
+from engine.sizes import DECODE_TOKENS
+from engine.step_time.model import predict_decodes_s, predict_step_s
 
 OWED_PART = 2
 OWED_KV_PART = 4
@@ -64,7 +65,7 @@ class EngineLoad:
     def token_s(self, decodes: int, context_tokens: int) -> float:
         """Seconds that give each of `decodes` sequences one token."""
         steps_s = self.step_time.base_s * (self.turns(decodes) - 1)
-        return predict_step_s(self.step_time, decodes, context_tokens, decodes) + steps_s
+        return predict_decodes_s(self.step_time, decodes, context_tokens) + steps_s
 
 
 @dataclass(slots=True)
@@ -201,8 +202,8 @@ class ReplayedEngine:
     def _next_steps(self, rank: Rank) -> tuple[int, list[tuple[Stream, int]]]:
         """Steps of one shape until the next event, and the prompt tokens computed in all of them."""
         self._give_places(rank)
-        decodes = len(self.decodes)
-        budget = max(1, int(self.load.max_batched_tokens * self.load.turns(decodes)) - decodes)
+        decoded = DECODE_TOKENS * len(self.decodes)
+        budget = max(1, int(self.load.max_batched_tokens * self.load.turns(len(self.decodes))) - decoded)
         until_done = self.decodes[0][0] - self.step if self.decodes else None
         if not self.prefills:
             return until_done or 1, []
@@ -247,8 +248,8 @@ class ReplayedEngine:
 
     def _duration_s(self, steps: int, prefilled: list[tuple[Stream, int]]) -> float:
         decodes = len(self.decodes)
-        tokens = decodes * steps + sum(tokens for _, tokens in prefilled)
-        context = steps * self.decode_context + decodes * steps * (steps + 1) // 2
+        tokens = DECODE_TOKENS * decodes * steps + sum(tokens for _, tokens in prefilled)
+        context = DECODE_TOKENS * (steps * self.decode_context + decodes * steps * (steps + 1) // 2)
         for stream, computed in prefilled:
             context += computed * stream.context_tokens + computed * (computed + 1) // 2
         one = self.load.step_time

@@ -19,6 +19,7 @@ from engine.forecast.wait.places import EnginePlaces
 from engine.forecast.wait.replayed_engine import EngineLoad
 from engine.forecast.wait.since import NOTHING_SINCE, Since
 from engine.scheduling.order.base import SizeKey
+from engine.sizes import DECODE_TOKENS
 from engine.step_time.model import predict_step_s
 
 NEWCOMER = "\0newcomer"
@@ -216,14 +217,15 @@ class Surface:
         if not self.loads:
             return 0.0
         load = self.loads[point.engine if point.engine > 0 else 0]
-        decodes = point.decodes
-        room = load.max_batched_tokens - decodes
+        decoded = DECODE_TOKENS * point.decodes
+        room = load.max_batched_tokens - decoded
         tokens = ahead_tokens + input_tokens
         steps = -(-tokens // room) if room > 1 else tokens
-        context = steps * point.context_tokens + input_tokens * (input_tokens + 1) // (2 * (sequences or 1))
-        rows = steps * decodes + (steps if steps > sequences else sequences)
-        prefill_s = predict_step_s(load.step_time, tokens + steps * decodes, context, rows)
-        under_way_s = point.tpot_s / 2 if decodes or ahead_tokens else 0.0
+        attended = input_tokens * (input_tokens + 1) // (2 * (sequences or 1))
+        context = DECODE_TOKENS * steps * point.context_tokens + attended
+        rows = steps * point.decodes + (steps if steps > sequences else sequences)
+        prefill_s = predict_step_s(load.step_time, tokens + steps * decoded, context, rows)
+        under_way_s = point.tpot_s / 2 if point.decodes or ahead_tokens else 0.0
         return prefill_s + (steps - 1) * load.step_time.base_s + under_way_s
 
     def _beside_s(self, point: Point, since: Since) -> float:
@@ -233,8 +235,8 @@ class Surface:
         load = self.loads[max(0, point.engine)]
         count = max(0, min(since.quoted, load.max_sequences - 1 - point.decodes))
         context = since.mean_input_tokens + since.mean_output_tokens[0] // 2
-        of_each_s = load.step_time.per_token_s + load.step_time.per_sequence_s
-        return count * (of_each_s + context * load.step_time.per_context_token_s)
+        of_each_s = DECODE_TOKENS * load.step_time.per_token_s + load.step_time.per_sequence_s
+        return count * (of_each_s + DECODE_TOKENS * context * load.step_time.per_context_token_s)
 
     def _behind(self, tier: int, since: Since, output_tokens: tuple[int, int]) -> tuple[int, float, float]:
         """Where nothing waited at the replay: how many ends a request waits for, and the seconds until it is

@@ -9,6 +9,7 @@ from __future__ import annotations
 from engine.scheduling.admit.base import Batch, Defer, QuietAdmit
 from engine.scheduling.admit.reserve import PredictedReserve
 from engine.sequence import Sequence
+from engine.sizes import DECODE_TOKENS
 
 RUNS = Defer("the batch runs to completion")
 
@@ -75,5 +76,5 @@ class RunToCompletion(QuietAdmit):
 
 
 def has_prompt_left(sequence: Sequence) -> bool:
-    """Whether more than its next token is still to be computed."""
-    return sequence.total_tokens - sequence.computed_tokens > 1
+    """Whether more tokens are still to be computed than a decode has."""
+    return sequence.total_tokens - sequence.computed_tokens > DECODE_TOKENS

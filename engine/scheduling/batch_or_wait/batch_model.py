@@ -7,7 +7,7 @@ from functools import cached_property
 from math import comb, sqrt
 
 from engine.messages import StepTime
-from engine.step_time.model import predict_step_s
+from engine.step_time.model import predict_decodes_s, predict_step_s
 
 MOST_OUTPUT_TOKENS = 1_000_000
 
@@ -110,4 +110,4 @@ class BatchModel:
     def _decode_s(self, rows: list[tuple[int, RequestLengths]], emitted: int) -> float:
         sequences = sum(count for count, _ in rows)
         context = sum(count * (kind.prompt_tokens + emitted) for count, kind in rows)
-        return predict_step_s(self.step_time, sequences, context, sequences)
+        return predict_decodes_s(self.step_time, sequences, context)

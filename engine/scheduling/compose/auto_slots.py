@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from engine.messages import StepTime
+from engine.sizes import DECODE_TOKENS
 
 KEPT = 0.9
 """Of the throughput with all rows."""
@@ -38,8 +39,9 @@ class RowCost:
     @staticmethod
     def of(step_time: StepTime, context_tokens: float) -> RowCost:
         """With contexts of that mean length."""
-        per_context_s = step_time.per_context_token_s * context_tokens
-        return RowCost(step_time.base_s, step_time.per_token_s + step_time.per_sequence_s + per_context_s)
+        per_token_s = DECODE_TOKENS * step_time.per_token_s
+        per_context_s = DECODE_TOKENS * step_time.per_context_token_s * context_tokens
+        return RowCost(step_time.base_s, per_token_s + step_time.per_sequence_s + per_context_s)
 
     def step_s(self, rows: int) -> float:
         return self.fixed_s + self.row_s * rows

@@ -3,7 +3,7 @@
 The load switches, with hysteresis. The prompt lane opens when there are enough unfinished prompts for the
 answers that wait for it, or when prompts have waited long enough; it closes when few are left or when answers
 have waited long enough. Each lane stays open for a minimum of steps. In the answer lane a newcomer starts
-with a single token of its prompt, and counts in the load by which the lanes are switched.
+with as few tokens of its prompt as a decode has, and counts in the load by which the lanes are switched.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
 from engine.scheduling.compose.prompts import PromptLimits
 from engine.scheduling.room import Room
 from engine.sequence import Sequence
+from engine.sizes import DECODE_TOKENS
 
 OPEN_PERMILLE = 125
 """Unfinished prompts per 1,000 decoding sequences that open the prompt lane."""
@@ -52,7 +53,7 @@ class Lanes:
         decoding: list[Sequence] = []
         prompts: list[Sequence] = []
         for sequence in running:
-            if len(sequence.token_ids) - sequence.computed_tokens > 1:
+            if len(sequence.token_ids) - sequence.computed_tokens > DECODE_TOKENS:
                 prompts.append(sequence)
             else:
                 decoding.append(sequence)
@@ -61,13 +62,14 @@ class Lanes:
             self._switch(len(prompts), len(decoding))
         if self._is_prefill:
             return self.limits.shares(prompts, room.draft())
-        return [(sequence, 1) for sequence in self._in_turn(decoding, room.tokens)]
+        return [(sequence, DECODE_TOKENS) for sequence in self._in_turn(decoding, room.decodes_left)]
 
     def first_chunk(self, sequence: Sequence, room: Room) -> int:
-        """A chunk in the prompt lane; in the other one a token, for as many as would open the lane."""
+        """A chunk in the prompt lane; in the other as little as a decode, for as many as would open it."""
         if room is not self._room or self._is_prefill:
             return self.limits.first_chunk(sequence, room)
-        return 1 if room.prefills < self._places and room.tokens_of(sequence.submit.tier) > 0 else 0
+        is_free = room.prefills < self._places and room.tokens_of(sequence.submit.tier) >= DECODE_TOKENS
+        return DECODE_TOKENS if is_free else 0
 
     def _switch(self, num_prompts: int, num_decoding: int) -> None:
         if num_decoding == 0 or num_prompts == 0:
@@ -88,10 +90,10 @@ class Lanes:
         self.decode_steps += not wanted
         self._places = max(1, OPEN_PERMILLE * num_decoding // 1000) - num_prompts
 
-    def _in_turn(self, decoding: list[Sequence], tokens: int) -> list[Sequence]:
-        """All of them, or as many as there are tokens for, from where the last such step ended."""
-        if len(decoding) <= tokens:
+    def _in_turn(self, decoding: list[Sequence], most: int) -> list[Sequence]:
+        """All of them, or `most`, from where the last such step ended."""
+        if len(decoding) <= most:
             return decoding
         start = self._turn % len(decoding)
-        self._turn = start + tokens
-        return (decoding[start:] + decoding[:start])[:tokens]
+        self._turn = start + most
+        return (decoding[start:] + decoding[:start])[:most]

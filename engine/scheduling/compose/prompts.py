@@ -8,8 +8,8 @@
   `least_chunk_tokens`.
 
 Higher tiers first. Within a tier the prompts that advance together share by water-filling. A long newcomer
-that finds the long ones' places taken starts all the same, with a single token: at the head of the line it
-would hold up every short one behind it.
+that finds the long ones' places taken starts all the same, with as few tokens as a decode: at the head of the
+line it would hold up every short one behind it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from engine.scheduling.room import Room
 from engine.sequence import Sequence
+from engine.sizes import DECODE_TOKENS
 
 LONG_PERMILLE = 40
 """Share of the model's length above which a prompt is long, where several may advance and nothing is said."""
@@ -73,7 +74,7 @@ class PromptLimits:
         left = _left(sequence)
         if not self._has_place(left, room):
             if self._is_long(left, room):
-                return min(1, room.tokens_of(sequence.submit.tier))
+                return min(DECODE_TOKENS, room.tokens_of(sequence.submit.tier))
             return self._completing(sequence, room, target_s)
         most = min(self._most(sequence, room), room.tokens_of(sequence.submit.tier))
         return self._within(sequence, most, room, target_s)

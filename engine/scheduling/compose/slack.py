@@ -22,6 +22,7 @@ from engine.scheduling.compose.decode_first import DecodeFirst
 from engine.scheduling.compose.prompts import PromptLimits
 from engine.scheduling.room import Room
 from engine.sequence import Sequence
+from engine.sizes import DECODE_TOKENS
 
 LONGEST_TARGET_S = 60.0
 
@@ -60,7 +61,7 @@ class DeadlineSlack:
         prompts: list[Due] = []
         for sequence in running:
             due_s = self.due_s(sequence)
-            if len(sequence.token_ids) - sequence.computed_tokens > 1:
+            if len(sequence.token_ids) - sequence.computed_tokens > DECODE_TOKENS:
                 late_s = sequence.submitted_s + LONGEST_TARGET_S if due_s is None else due_s
                 prompts.append((late_s - now_s, sequence))
             else:
@@ -71,11 +72,11 @@ class DeadlineSlack:
         asking = next((due for due in prompts if self.due_s(due[1]) is not None), None)
         if asking is not None and decoding:
             kept, lent = self._lend(decoding, asking, room)
-        if len(kept) > room.tokens:
-            kept = sorted(kept, key=_by_tier)[: room.tokens]
+        if len(kept) > room.decodes_left:
+            kept = sorted(kept, key=_by_tier)[: room.decodes_left]
         if room is not self._room:
             self._room, self._allowed_s = room, self._allowed(kept, lent, room)
-        shares = [(sequence, 1) for _, sequence in kept]
+        shares = [(sequence, DECODE_TOKENS) for _, sequence in kept]
         if prompts:
             step = room.draft()
             step.take_decodes([sequence for _, sequence in kept])
@@ -131,7 +132,7 @@ class DeadlineSlack:
         for due in decoding:
             may_lend = due[0] >= 2 * longest_s and due[1].submit.tier >= sequence.submit.tier
             (lent if may_lend else kept).append(due)
-        self.lent_tokens += len(lent)
+        self.lent_tokens += DECODE_TOKENS * len(lent)
         return kept, lent
 
 

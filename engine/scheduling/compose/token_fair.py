@@ -28,6 +28,7 @@ from engine.scheduling.compose.prompt_shares import FIRST_PART, PromptShares
 from engine.scheduling.compose.turns import by_tier, contend, count_token, service_of, split, take_turns
 from engine.scheduling.room import UNLIMITED, Room
 from engine.sequence import Sequence
+from engine.sizes import DECODE_TOKENS
 
 PROMPT_PART = 4
 """One in this many of a step's tokens is kept for prompts, if there are any."""
@@ -84,15 +85,15 @@ class TokenFair:
             return False
         if not room.tightest_tpot_s:
             return True
-        context = count * steps + sum([sequence.computed_tokens for sequence in decoding])
-        return room.predicted_with_s(count, context, count) <= room.tightest_tpot_s
+        computed = count * (steps - 1) + sum([sequence.computed_tokens for sequence in decoding])
+        return room.predicted_decodes_s(count, computed) <= room.tightest_tpot_s
 
     def shares(self, running: SequenceOf[Sequence], room: Room) -> list[tuple[Sequence, int]]:
         self._begin(room)
         prompts, decoding = split(running)
         fresh = [sequence for sequence in decoding if sequence not in self._seen] if self._seen else decoding
         chosen = self._decodes(fresh, prompts, room) if fresh else []
-        decodes = [(sequence, 1) for sequence in chosen]
+        decodes = [(sequence, DECODE_TOKENS) for sequence in chosen]
         if not prompts and len(decoding) == len(chosen):
             return decodes
         step, shares = room.draft(), decodes
@@ -117,7 +118,7 @@ class TokenFair:
             shares = decodes + chunks
         if len(chosen) < len(decoding) and not room.prompts_ahead:
             extra = self._left_over(decoding, chosen, step, given())
-            shares = shares + [(sequence, 1) for sequence in extra]
+            shares = shares + [(sequence, DECODE_TOKENS) for sequence in extra]
         return shares
 
     def first_chunk(self, sequence: Sequence, room: Room) -> int:
@@ -153,9 +154,9 @@ class TokenFair:
                 room.slots = self._slots(room, room.prompts_ahead)
 
     def _slots(self, room: Room, ahead: int) -> int:
-        """Decode tokens that an empty step may hand out, with `ahead` tokens of prompts."""
-        tokens = room.tokens - max(0, min(room.tokens // PROMPT_PART + 1, ahead, room.tokens - 1))
-        return min(tokens, self.most_decodes(room.auto_slots))
+        """Decoding sequences that an empty step has room for, with `ahead` tokens of prompts."""
+        tokens = room.tokens - max(0, min(room.tokens // PROMPT_PART + 1, ahead, room.tokens - DECODE_TOKENS))
+        return min(tokens // DECODE_TOKENS, self.most_decodes(room.auto_slots))
 
     def _decodes(self, decoding: list[Sequence], prompts: list[Sequence], room: Room) -> list[Sequence]:
         self._seen.update(decoding)
@@ -205,7 +206,7 @@ class TokenFair:
         return chosen
 
     def _slots_left(self, decoding: list[Sequence], prompts: list[Sequence], room: Room) -> int:
-        """Decode tokens that this step may still hand out, before any prompt."""
+        """Decoding sequences that this step still has room for, before any prompt."""
         ahead = room.prompts_ahead or sum(
             [sequence.total_tokens - sequence.computed_tokens for sequence in prompts]
         )
@@ -224,9 +225,9 @@ class TokenFair:
     ) -> list[Sequence]:
         """Sequences without a slot that get a token which the prompts left."""
         given_decodes = step.used_sequences - step.prefills
-        slots = min(step.tokens, self.most_decodes(step.auto_slots) - given_decodes)
+        slots = min(step.decodes_left, self.most_decodes(step.auto_slots) - given_decodes)
         if self._pace_s:
-            one_s = step.step_time.per_token_s + step.step_time.per_sequence_s
+            one_s = DECODE_TOKENS * step.step_time.per_token_s + step.step_time.per_sequence_s
             slots = min(slots, int((self._pace_s - step.predicted_s()) / max(1e-9, one_s)))
         taken = set(chosen)
         held = [sequence for sequence in decoding if sequence not in taken]
@@ -269,8 +270,7 @@ def _pace_s(sequences: SequenceOf[Sequence]) -> float:
 
 def _decodes_s(decoding: SequenceOf[Sequence], room: Room) -> float:
     """The step's predicted time with all of `decoding`, and no prompt."""
-    context = sum([sequence.computed_tokens + 1 for sequence in decoding])
-    return room.predicted_with_s(len(decoding), context, len(decoding))
+    return room.predicted_decodes_s(len(decoding), sum([sequence.computed_tokens for sequence in decoding]))
 
 
 def _is_late(decoding: SequenceOf[Sequence], room: Room, pace_s: float) -> bool:

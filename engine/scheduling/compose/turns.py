@@ -23,6 +23,7 @@ from engine.scheduling.counters import scaled
 from engine.scheduling.room import DecodeContest, Room
 from engine.scheduling.step_counters import Standings
 from engine.sequence import KEPT_TENANTS, Sequence
+from engine.sizes import DECODE_TOKENS
 
 GAP_FACTOR = 2
 GAP_STEPS = 2
@@ -56,7 +57,7 @@ def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]
     # `is_prefilling`, without a call: all running sequences pass here in each step.
     for sequence in sequences:
         computed = sequence.computed_tokens
-        if computed < sequence.prompt_tokens or len(sequence.token_ids) - computed > 1:
+        if computed < sequence.prompt_tokens or len(sequence.token_ids) - computed > DECODE_TOKENS:
             prompts.append(sequence)
         else:
             decoding.append(sequence)

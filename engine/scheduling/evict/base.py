@@ -15,7 +15,7 @@ from typing import Protocol
 from engine.messages import StepTime
 from engine.scheduling.step_counters import Standings
 from engine.sequence import Sequence
-from engine.step_time.model import predict_step_s
+from engine.step_time.model import predict_decodes_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def memory_free_in_s(runners: SequenceOf[Sequence], costs: KvCosts) -> float:
     if not steps:
         return inf
     context_tokens = sum(runner.total_tokens for runner in runners)
-    return min(steps) * predict_step_s(costs.step_time, len(runners), context_tokens, len(runners))
+    return min(steps) * predict_decodes_s(costs.step_time, len(runners), context_tokens)
 
 
 class Evict(Protocol):

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from engine.step_time.model import predict_step_s
+from engine.step_time.model import predict_decodes_s
 from gateway.flow.control_rules import Control, ControlMode, Knob, Move, Observation
 from gateway.flow.learned.actions import ACTION_BOUNDS
 from gateway.flow.learned.macro_state import Situation
@@ -130,7 +130,7 @@ class Steering:
             length_spread=length_spread(*self._quantiles()),
             kv_share=share,
             prefix_hit_share=self._hits.value or 0.0,
-            step_s=predict_step_s(pool.machine.step_time, width, 0, width),
+            step_s=predict_decodes_s(pool.machine.step_time, width, 0),
             attainment=self._attainment.value,
             queued=len(pool.flow),
             evictions=evictions,

@@ -15,6 +15,7 @@ from typing import Any
 
 from engine.messages import StepTime
 from engine.scheduling.room import attended_tokens
+from engine.sizes import DECODE_TOKENS
 from engine.step_time.model import StepTimeModel
 from engine.virtual.step_shapes import LinearTiming, StepShape, StepTiming
 
@@ -326,8 +327,8 @@ def fitted(timing: StepTiming, max_sequences: int, max_batched_tokens: int) -> S
     for number in range(SAMPLES):
         decodes = round(max_sequences ** rng.random())
         context = decodes * rng.randint(64, 4096)
-        chunk = rng.randint(16, max(16, max_batched_tokens - decodes)) if number % 2 else 0
+        chunk = rng.randint(16, max(16, max_batched_tokens - DECODE_TOKENS * decodes)) if number % 2 else 0
         attended = attended_tokens(rng.randint(0, 2048), chunk)
-        shape = StepShape(chunk, attended, decodes, context, decodes + (chunk > 0))
-        model.observe(chunk + decodes, attended + context, shape.rows, timing.step_s(shape))
+        shape = StepShape(chunk, attended, DECODE_TOKENS * decodes, context, decodes + (chunk > 0))
+        model.observe(chunk + shape.decode_tokens, attended + context, shape.rows, timing.step_s(shape))
     return model.to_message()
