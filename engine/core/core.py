@@ -16,10 +16,11 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from engine.core.gpu_time import share_step
-from engine.core.model_runner import ModelRunner, Sampled, SequenceSlice
+from engine.core.model_runner import DeviceLost, ModelRunner, OutOfDeviceMemory, Sampled, SequenceSlice
 from engine.core.plan import Plan
 from engine.core.scheduler import schedule
 from engine.core.sequence_table import SequenceTable
+from engine.core.step_budget import StepBudget
 from engine.core.step_log import StepLog
 from engine.core.step_service import ServiceShare, ServiceTotals
 from engine.core.validation import refuse_state, refuse_submit
@@ -176,6 +177,9 @@ class EngineCore:
         )
         self.table.mean_step_time = lambda: self.step_time.mean()
         self.step_log = StepLog()
+        self.device_lost: DeviceLost | None = None
+        """Set when the device was lost in a step: this core computes nothing more."""
+        self._budget = StepBudget(config.max_batched_tokens)
         self._runner = runner
         self._texts = texts
         self._clock = clock
@@ -245,7 +249,8 @@ class EngineCore:
         table, config = self.table, self.config
         self.knobs, table.policy = knobs, turned(table.policy, knobs, config.max_sequences)
         most, least = config.max_batched_tokens, config.max_sequences
-        table.max_batched_tokens = min(most, max(least, round(knobs.token_share * most)))
+        self._budget.wanted = min(most, max(least, round(knobs.token_share * most)))
+        table.max_batched_tokens = self._budget.tokens
 
     def set_brakes(self, shares: Mapping[int, float]) -> None:
         """Bounds what tiers, by rank, may hold. Raises ValueError for a share outside (0, 1]."""
@@ -339,7 +344,7 @@ class EngineCore:
             self._keep_ceiling(slices, started_s)
             if sampled is None:
                 self._fail(plan, result)
-            else:
+            elif sampled:
                 share_step(plan.shares, computed_s, self.table.step_time)
                 self._commit(plan, sampled, result)
         finally:
@@ -347,7 +352,7 @@ class EngineCore:
         result.duration_s = self._clock() - started_s
         self._step_us += round(result.duration_s * 1e6)
         self._batch_sum += len(slices)
-        self._learn(slices, started_s, failed=sampled is None)
+        self._learn(slices, started_s, failed=not sampled)
         return result
 
     def _keep_ceiling(self, slices: list[SequenceSlice], started_s: float) -> None:
@@ -367,8 +372,9 @@ class EngineCore:
                 self._runner.copy_out(plan.copies.out)
             if plan.copies.back:
                 self._runner.copy_in(plan.copies.back)
-        except Exception:
+        except Exception as error:
             logger.exception("step %d failed while KV was copied", self._step)
+            self._note_lost(error)
             self.table.lose_swapped(plan.copies)
             return False
         return True
@@ -405,13 +411,36 @@ class EngineCore:
         sequence.host_kv_tokens = 0
 
     def _execute(self, slices: list[SequenceSlice]) -> list[Sampled | None] | None:
-        """None: the step failed as a whole."""
+        """None: the step failed as a whole; empty: nothing was computed, steps are smaller from now on."""
         try:
-            return self._runner.execute(slices)
-        except Exception:
+            sampled = self._runner.execute(slices)
+        except Exception as error:
+            if isinstance(error, OutOfDeviceMemory) and self._shrink(slices, error):
+                return []
             # The other sequences must go on; the details are for the log, not for a client.
             logger.exception("step %d failed with %d sequences", self._step, len(slices))
+            self._note_lost(error)
             return None
+        self._budget.computed()
+        self.table.max_batched_tokens = self._budget.tokens
+        return sampled
+
+    def _shrink(self, slices: list[SequenceSlice], error: OutOfDeviceMemory) -> bool:
+        """Lowers the tokens of a step. False: fewer would leave a running sequence without its token."""
+        tokens = sum(piece.num_tokens for piece in slices)
+        least = len(self.table.running) if self.table.policy.compose.serves_all else 1
+        if not self._budget.shrink(tokens, least):
+            return False
+        self.table.max_batched_tokens = self._budget.tokens
+        logger.warning(
+            "step %d of %d tokens does not fit the device's memory (%s): a step has at most %d tokens now",
+            self._step, tokens, error, self._budget.tokens,
+        )  # fmt: skip
+        return True
+
+    def _note_lost(self, error: Exception) -> None:
+        if isinstance(error, DeviceLost):
+            self.device_lost = error
 
     def _commit(self, plan: Plan, sampled: list[Sampled | None], result: StepResult) -> None:
         now_s = self._clock()

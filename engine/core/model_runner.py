@@ -9,6 +9,14 @@ from typing import Protocol
 from engine.messages import ModelInfo, SamplingParams
 
 
+class OutOfDeviceMemory(RuntimeError):
+    """The device's memory did not suffice for a step; a smaller one may succeed."""
+
+
+class DeviceLost(RuntimeError):
+    """The device computes nothing more for this process; only a new process can use it."""
+
+
 @dataclass(slots=True)
 class SequenceSlice:
     """The tokens `[position : position + num_tokens]` that one sequence computes in this step; KV goes to the
@@ -53,7 +61,7 @@ class ModelRunner(Protocol):
 
     def execute(self, slices: SequenceOf[SequenceSlice]) -> list[Sampled | None]:
         """Computes one step; one entry a slice, None where `sample` is false. Raises `RuntimeError` when the
-        device fails; the step then counts as not done."""
+        device fails (`OutOfDeviceMemory`, `DeviceLost` or another); the step then counts as not done."""
         ...
 
     def copy_out(self, pairs: SequenceOf[tuple[int, int]]) -> None:

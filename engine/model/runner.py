@@ -15,6 +15,7 @@ import torch
 from engine.core.model_runner import Sampled, SequenceSlice
 from engine.messages import ModelInfo
 from engine.model.attention import LayerCache, LayerShape
+from engine.model.device_errors import device_errors
 from engine.model.forward import Forward
 from engine.model.host_pool import HostPool, RoundTrip, untouched_zeros
 from engine.model.length_probe.probe import LengthReadings, StateReader
@@ -59,6 +60,7 @@ class TorchRunner:
         trip = RoundTrip(0.0, 0.0) if self._host_pool is None else self._host_pool.measure()
         self.swap_base_s, self.swap_block_s = trip.base_s, trip.block_s
 
+    @device_errors()
     def execute(self, slices: Sequence[SequenceSlice]) -> list[Sampled | None]:
         """As `ModelRunner.execute`; also raises `ValueError` for a slice that cannot be computed."""
         if not slices:
@@ -112,12 +114,15 @@ class TorchRunner:
             raise ValueError(f"a block table names blocks outside of 0..{self.num_blocks - 1}")
         return self._forward(batch, fed, np.array(rows, dtype=np.int64), self._caches)
 
+    @device_errors()
     def copy_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._hosts().copy_out(list(pairs))
 
+    @device_errors()
     def copy_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._hosts().copy_in(list(pairs))
 
+    @device_errors()
     def read_kv(self, block_table: list[int], num_tokens: int) -> list[bytes]:
         """One entry a layer: the keys of all tokens, then their values, as the cache's own numbers."""
         slots = self._slots(block_table, num_tokens)
@@ -135,6 +140,7 @@ class TorchRunner:
         parts = self._hosts().read(host_blocks, num_tokens)
         return [keys + values for keys, values in zip(parts[::2], parts[1::2], strict=True)]
 
+    @device_errors()
     def write_kv(self, block_table: list[int], num_tokens: int, kv: list[bytes]) -> None:
         """The inverse of `read_kv`. Raises `ValueError` when the sizes differ; nothing is written then."""
         slots = self._slots(block_table, num_tokens)

@@ -104,8 +104,8 @@ class EngineLoop:
         self._settle_until_s: float | None = None
 
     def run(self) -> str:
-        """Serves until `stop` or until no gateway was heard for `orphan_s`; returns why it ended. Raises what
-        the core raises where it is broken; all live sequences have then ended as `failed`."""
+        """Serves until `stop` or until no gateway was heard for `orphan_s`; returns why it ended. Raises
+        `DeviceLost`, and what a broken core raises; all live sequences have then ended as `failed`."""
         try:
             return self._serve()
         except Exception:
@@ -341,6 +341,8 @@ class EngineLoop:
             duration_s=result.duration_s,
             service=result.shares,
         )
+        if self._core.device_lost is not None:
+            raise self._core.device_lost
 
     def _deliver(
         self, deltas: Iterable[Delta], *, step: int, duration_s: float, service: dict[str, ServiceShare]

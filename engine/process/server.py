@@ -36,6 +36,7 @@ from engine.core.learned_state import (
     load_step_time,
     samples_path,
 )
+from engine.core.model_runner import DeviceLost
 from engine.messages import PROTOCOL_VERSION, Ready
 from engine.process.capacity import (
     DEFAULTS,
@@ -140,6 +141,9 @@ def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
     code = 0
     try:
         log.info("engine ends: %s", loop.run())
+    except DeviceLost as error:
+        log.error("engine ends, as its device is lost: %s", error)
+        code = 1
     except Exception:
         log.exception("engine fails")
         code = 1

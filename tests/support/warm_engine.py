@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from engine.process.lock import find_holder, lock_path
@@ -27,11 +28,14 @@ _context.set_forkserver_preload(["tests.support.engine_imports", "tests.support.
 class WarmEngine:
     """One engine process; its methods are those of `subprocess.Popen` that tests use."""
 
-    def __init__(self, options: EngineOptions, log_path: Path) -> None:
-        """Starts it; what it says is appended to `log_path`."""
+    def __init__(
+        self, options: EngineOptions, log_path: Path, run: Callable[[EngineOptions], int] = run_engine
+    ) -> None:
+        """Starts it; what it says is appended to `log_path`. `run`: a function of a module, which a test
+        gives that breaks something beforehand."""
         log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # A daemon: whatever a test forgets ends with the suite.
-        self._process = _context.Process(target=_run, args=(options, log_path), daemon=True)
+        self._process = _context.Process(target=_run, args=(options, log_path, run), daemon=True)
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -76,10 +80,10 @@ def engine_to_adopt(options: EngineOptions) -> WarmEngine | None:
     return engine if engine.wait_until_it_holds(lock) else None
 
 
-def _run(options: EngineOptions, log_path: Path) -> None:
+def _run(options: EngineOptions, log_path: Path, run: Callable[[EngineOptions], int]) -> None:
     os.setsid()
     descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-    sys.exit(run_engine(options))
+    sys.exit(run(options))
