@@ -32,9 +32,9 @@ def check_prompts(info: ModelInfo) -> list[list[int]]:
     ]
 
 
-def plain_logits(model: Any, prompts: list[list[int]]) -> list[torch.Tensor]:
-    """The plain model's logits at every position: each prompt by itself, transformers' eager attention."""
-    model.set_attn_implementation("eager")
+def plain_logits(model: Any, prompts: list[list[int]], attention: str = "eager") -> list[torch.Tensor]:
+    """The plain model's logits at every position: each prompt by itself, an attention of transformers."""
+    model.set_attn_implementation(attention)
     try:
         logits = []
         with torch.inference_mode():
@@ -49,6 +49,16 @@ def plain_logits(model: Any, prompts: list[list[int]]) -> list[torch.Tensor]:
     return logits
 
 
+def spread_of_plain(model: Any, plain: list[torch.Tensor], prompts: list[list[int]]) -> float:
+    """Relative difference between two attentions of transformers: what rounding alone does to this model in
+    its number format. 0.0 where it has but one."""
+    try:
+        other = plain_logits(model, prompts, "sdpa")
+    except Exception:
+        return 0.0
+    return _relative_difference(other, plain, model.dtype)
+
+
 def difference_from_plain(
     forward: Forward,
     plain: list[torch.Tensor],
@@ -59,8 +69,7 @@ def difference_from_plain(
     device: torch.device,
     block_tokens: int,
 ) -> float:
-    """Relative difference of paged from `plain` logits, Euclidean: in float32 the largest over all positions,
-    in half precision the median, as a router of experts may tip over in single positions for rounding."""
+    """Relative difference of paged from `plain` logits, as `_relative_difference`."""
     per_prompt = -(-max(PROMPT_TOKENS) // block_tokens)
     runner = TorchRunner(
         forward,
@@ -72,14 +81,21 @@ def difference_from_plain(
         block_tokens=block_tokens,
     )
     with torch.inference_mode():
-        paged = _paged_logits(runner, check_prompts(info), per_prompt)
-        differences = torch.cat(
-            [
-                (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)
-                for ours, theirs in zip(paged, plain, strict=True)
-            ]
-        )
-    return float(differences.max() if dtype == torch.float32 else differences.median())
+        return _relative_difference(_paged_logits(runner, check_prompts(info), per_prompt), plain, dtype)
+
+
+def _relative_difference(logits: list[torch.Tensor], plain: list[torch.Tensor], dtype: torch.dtype) -> float:
+    """Euclidean, by position: in float32 the largest, in half precision the geometric mean: for rounding a
+    router of experts may tip over in single positions, while a wrong attention is wrong in many."""
+    differences = torch.cat(
+        [
+            (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)
+            for ours, theirs in zip(logits, plain, strict=True)
+        ]
+    )
+    if dtype == torch.float32:
+        return float(differences.max())
+    return float(differences.clamp(min=torch.finfo(dtype).eps).log().mean().exp())
 
 
 def _paged_logits(runner: TorchRunner, prompts: list[list[int]], per_prompt: int) -> list[torch.Tensor]:

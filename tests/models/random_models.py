@@ -21,9 +21,11 @@ TIED_EMBEDDING_SPREAD = 0.1
 """An embedding that is the output layer too and dominates the residual would only repeat its input."""
 
 
-def save_random_model(name: str, model_dir: Path, *, dtype: torch.dtype = torch.float32) -> Path:
-    """Writes the model `name` with random weights to `model_dir` and returns it."""
-    config = transformers.AutoConfig.from_pretrained(CONFIG_DIR / f"{name}.json")
+def save_random_model(
+    name: str, model_dir: Path, *, dtype: torch.dtype = torch.float32, **changes: Any
+) -> Path:
+    """Writes the model `name` with random weights to `model_dir` and returns it; `changes`: its config."""
+    config = transformers.AutoConfig.from_pretrained(CONFIG_DIR / f"{name}.json", **changes)
     with torch.random.fork_rng():
         torch.manual_seed(20)
         model: Any = transformers.AutoModelForCausalLM.from_config(config)

@@ -179,6 +179,35 @@ def test_a_kernel_that_forgets_the_window_is_found_out(
     assert "does not give the plain model's logits" in refusal(model_dir, attention="forgetful")
 
 
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """So many layers of wide weights that in bfloat16 rounding alone passes the fixed bound."""
+    model_dir = tmp_path_factory.mktemp("deep") / "deep-mistral"
+    return save_random_model("mistral", model_dir, num_hidden_layers=16)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_correct_model_that_rounding_moves_far_is_served(deep: Path, dtype: str) -> None:
+    assert (
+        load_runner(deep, device="cpu", num_blocks=8, dtype=dtype, attention="torch-sdpa").info.dtype == dtype
+    )
+
+
+@pytest.mark.parametrize("layers", [3, 16])
+@pytest.mark.parametrize("wrong", ["window", "scale"])
+def test_a_wrong_attention_is_refused_in_half_precision_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deep: Path, layers: int, wrong: str
+) -> None:
+    def broken(*arguments: Any, **options: Any) -> torch.Tensor:
+        changed = {"sliding_window": None} if wrong == "window" else {"scale": 1.08 * options["scale"]}
+        return reference.paged_attention(*arguments, **{**options, **changed})
+
+    monkeypatch.setitem(KERNELS, "broken", (broken, reference.write_kv))
+    model_dir = deep if layers == 16 else save_random_model("mistral", tmp_path / "mistral")
+    message = refusal(model_dir, dtype="bfloat16", attention="broken")
+    assert "does not give the plain model's logits (relative difference" in message
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
