@@ -29,6 +29,7 @@ from engine.model.attention import (
     attending,
 )
 from engine.model.cpu.choose import Checked, choose_forward, cpu_threads
+from engine.model.device import card_name, device_of, dtype_of, prepare, why_no_room
 from engine.model.forward import Forward
 from engine.model.path_report import PathReport, Unsupported
 from engine.model.runner import TorchRunner
@@ -38,11 +39,6 @@ from kernels.dispatch import pick_attention
 log = logging.getLogger(__name__)
 
 DEFAULT_BLOCK_TOKENS = 16
-DTYPES: dict[str, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 MAX_DIFFERENCE: dict[torch.dtype, float] = {
     torch.float32: 1e-4,
     torch.bfloat16: 5e-2,
@@ -72,6 +68,10 @@ class LoadedModel:
     @property
     def token_bytes(self) -> int:
         return token_bytes_of(self.shapes, self.dtype)
+
+    @property
+    def card_name(self) -> str:
+        return card_name(self.device)
 
     def free_bytes(self) -> int | None:
         return int(torch.cuda.mem_get_info(self.device)[0]) if self.device.type == "cuda" else None
@@ -129,12 +129,13 @@ def load_model(
 ) -> LoadedModel:
     """Loads `model_dir` and checks it against the plain model, in blocks of `check_block_tokens`.
 
-    `device` defaults to CUDA where there is one, `dtype` to float32 on a CPU and bfloat16 on CUDA. `threads`:
+    `device` and `dtype` None: as `device_of` and `dtype_of` choose. `threads`:
     torch's intra-op threads, of the whole process. `attention`: a kernel of `kernels.dispatch`; `model_id`:
     by default the directory's name. Without `fast_paths` transformers' own pass runs. Raises `ModelRefused`.
     """
     config = _read_config(model_dir)
-    chosen_device, chosen_dtype = place(device, dtype)
+    chosen_device, chosen_dtype = _place(device, dtype, config)
+    prepare(chosen_device)
     try:
         pick_attention(chosen_device, chosen_dtype, name=attention)
     except ValueError as error:
@@ -194,7 +195,7 @@ class Outline:
 def outline(model_dir: Path, *, dtype: str | None = None, device: str | None = None) -> Outline:
     """Outlines a model without loading its weights: no memory is taken. Raises `ModelRefused`."""
     config = _read_config(model_dir)
-    chosen_device, chosen_dtype = place(device, dtype)
+    chosen_device, chosen_dtype = _place(device, dtype, config)
     try:
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(
@@ -212,7 +213,7 @@ def outline(model_dir: Path, *, dtype: str | None = None, device: str | None = N
 
 
 def free_cuda_bytes(device: str | None) -> int:
-    return int(torch.cuda.mem_get_info(place(device, None)[0])[0])
+    return int(torch.cuda.mem_get_info(device_of(device))[0])
 
 
 def token_bytes_of(shapes: dict[int, LayerShape], dtype: torch.dtype) -> int:
@@ -254,21 +255,13 @@ def _read_config(model_dir: Path) -> Any:
     return config
 
 
-def place(device: str | None, dtype: str | None) -> tuple[torch.device, torch.dtype]:
-    """The device and the number format that these names mean, None: by default. Raises `ModelRefused`."""
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+def _place(device: str | None, dtype: str | None, config: Any) -> tuple[torch.device, torch.dtype]:
+    own = str(getattr(config.get_text_config(), "dtype", None) or config.dtype).removeprefix("torch.")
     try:
-        chosen = torch.device(device)
-    except RuntimeError:
-        raise ModelRefused(f"device {device!r} is not known; use cpu, cuda or cuda:N") from None
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ModelRefused(f"device {device!r} is asked for, but torch sees no CUDA device; use cpu")
-    if dtype is None:
-        dtype = "bfloat16" if chosen.type == "cuda" else "float32"
-    if dtype not in DTYPES:
-        raise ModelRefused(f"dtype {dtype!r} is not served; use one of {', '.join(DTYPES)}")
-    return chosen, DTYPES[dtype]
+        chosen = device_of(device)
+        return chosen, dtype_of(dtype, chosen, own)
+    except ValueError as error:
+        raise ModelRefused(str(error)) from None
 
 
 def _load_weights(model_dir: Path, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
@@ -295,6 +288,11 @@ def _load_weights(model_dir: Path, config: Any, dtype: torch.dtype, device: torc
             f"the weights in {model_dir} are incomplete: {len(missing)} tensors are missing,"
             f" {', '.join(missing[:3])} among them"
         )
+    if device.type == "cuda":
+        weight_bytes = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
+        problem = why_no_room(weight_bytes, torch.cuda.mem_get_info(device)[0], device)
+        if problem is not None:
+            raise ModelRefused(problem)
     return model.to(device).eval()
 
 

@@ -1,7 +1,7 @@
 """Fingerprint of a model directory and name of the machine, the keys of learned state.
 
 It covers the config and the names, sizes, heads and tails of weight files: reading gigabytes would take
-longer than loading them. The machine's name is its processor and cores.
+longer than loading them. The machine's name is its processor and cores, and its card where that computes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ def model_fingerprint(model_dir: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def machine_name() -> str:
-    """Processor and number of cores, as in "Intel(R) Xeon(R) Gold 6448Y, 2 cores, x86_64"."""
+def machine_name(card: str = "") -> str:
+    """Processor and number of cores, as in "Intel(R) Xeon(R) Gold 6448Y, 2 cores, x86_64", after the card's
+    name: a step takes the time of both."""
     processor = platform.processor() or platform.machine()
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -38,4 +39,5 @@ def machine_name() -> str:
                 break
     except OSError:
         pass
-    return f"{processor}, {os.cpu_count() or 1} cores, {platform.machine()}"
+    host = f"{processor}, {os.cpu_count() or 1} cores, {platform.machine()}"
+    return f"{card}; {host}" if card else host

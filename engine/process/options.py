@@ -38,7 +38,8 @@ class EngineSettings(Bounded, frozen=True, kw_only=True):
     ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        "Number format; auto is float32 on a CPU and the model's own on a GPU.",
+        "Number format; auto is float32 on a CPU, and on a GPU the model's own where that is bfloat16 or"
+        " float16, else bfloat16.",
     ] = "auto"
     threads: Annotated[int, Meta(ge=0, le=1024), "CPU threads of the engine; 0 takes half of the cores."] = 0
     context_tokens: Annotated[

@@ -180,7 +180,8 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
     except (ValueError, NoTokenizer) as error:
         raise StartRefused(str(error)) from None
     try:
-        from engine.model.loader import ModelRefused, load_model, place
+        from engine.model.device import device_of
+        from engine.model.loader import ModelRefused, load_model
         from engine.model.probe_attachment import ProbeFollower, samples_of, threads_in_use
     except ModuleNotFoundError as error:
         if error.name not in {"numpy", "safetensors", "torch", "transformers"}:
@@ -188,7 +189,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
         raise StartRefused(f"{error.name} is not installed: install fairgate[engine]") from None
     dtype, device = (None if name == "auto" else name for name in (options.dtype, options.device))
     try:
-        kind = place(device, dtype)[0].type
+        kind = device_of(device).type
         steps = step_sizes(kind, options)
         config = EngineConfig(
             policy=options.policy,
@@ -200,7 +201,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
             prefix_caching=options.prefix_caching,
             max_tokens_per_s=options.max_tokens_per_s,
         )
-    except (ModelRefused, ValueError) as error:
+    except ValueError as error:
         raise StartRefused(str(error)) from None
     try:
         loaded = load_model(
@@ -229,7 +230,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
     fingerprint = model_fingerprint(options.model_dir)
     info = runner.info
     key = LearnedKey(
-        machine_name(),
+        machine_name(loaded.card_name),
         fingerprint,
         info.dtype,
         info.device,

@@ -222,11 +222,6 @@ def test_options_that_make_no_sense(llama: Path, options: dict[str, Any], messag
     assert message in refusal(llama, **options)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a CUDA device")
-def test_a_device_that_is_not_there(llama: Path) -> None:
-    assert "torch sees no CUDA device" in refusal(llama, device="cuda")
-
-
 def test_positions_that_scale_with_the_longest_sequence_of_a_batch_bound_the_context(tmp_path: Path) -> None:
     model_dir = save_random_model("llama", tmp_path / "dynamic")
     config = json.loads((model_dir / "config.json").read_text())
