@@ -1,7 +1,8 @@
 """Times an engine's first steps, at its start: its step-time model begins with measurements.
 
 A core of its own runs made-up prompts over the same runner: one sequence, then four times as many each time,
-up to the engine's places, for as long as the start may take. The KV that this writes is never used.
+up to the engine's places, for as long as the start may take. The KV that this writes is never used. Before,
+on a GPU, `largest_step` shows what memory the largest step takes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ WIDER = 4
 PROMPT_TOKENS = 24
 OUTPUT_TOKENS = 4
 SAMPLING = SamplingParams(ignore_eos=True)
+EVERY_OPTION = SamplingParams(
+    top_p=0.9, top_k=50, min_p=0.01, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1,
+    logprobs=20, ignore_eos=True,
+)  # fmt: skip
+"""What a sampler needs most memory for."""
 
 
 class _StepTimes(StepTimeModel):
@@ -35,6 +41,28 @@ class _StepTimes(StepTimeModel):
     def observe(self, tokens: int, context_tokens: int, sequences: int, duration_s: float) -> None:
         self.steps.append((tokens, context_tokens, sequences, duration_s))
         super().observe(tokens, context_tokens, sequences, duration_s)
+
+
+def prompt_lengths(sequences: int, tokens: int, context_tokens: int) -> list[int]:
+    """Prompts of the largest step: `tokens` in `sequences` prompts, the first as long as it can be."""
+    lengths, left = [], tokens
+    for others in reversed(range(sequences)):
+        lengths.append(max(1, min(context_tokens - 1, left - others)))
+        left -= lengths[-1]
+    return lengths
+
+
+def largest_step(runner: ModelRunner, texts: TextFactory, lengths: list[int]) -> bool:
+    """Computes prompts of these lengths in one step and samples from each. False: the device failed."""
+    most = sum(lengths)
+    config = EngineConfig(
+        policy="fcfs", max_batched_tokens=most, max_sequences=len(lengths), watermark_permille=0,
+        prefix_caching=False,
+    )  # fmt: skip
+    core = EngineCore(runner, texts, config, lambda: 0.0)
+    for index, length in enumerate(lengths):
+        core.submit(Submit(str(index), "", "", [0] * length, 1, 1, sampling=EVERY_OPTION), "")
+    return core.step().num_tokens == most
 
 
 def timed_steps(

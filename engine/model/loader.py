@@ -7,11 +7,12 @@ ragged, chunked and paged run that must give the plain model's logits.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
-import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,6 @@ from engine.model.path_report import PathReport, Unsupported
 from engine.model.runner import TorchRunner
 from engine.model.self_check import check_prompts, difference_from_plain, plain_logits, spread_of_plain
 from kernels.dispatch import pick_attention
-
-log = logging.getLogger(__name__)
 
 DEFAULT_BLOCK_TOKENS = 16
 MAX_DIFFERENCE: dict[torch.dtype, float] = {
@@ -73,8 +72,28 @@ class LoadedModel:
     def card_name(self) -> str:
         return card_name(self.device)
 
-    def free_bytes(self) -> int | None:
-        return int(torch.cuda.mem_get_info(self.device)[0]) if self.device.type == "cuda" else None
+    def card_bytes(self) -> tuple[int, int]:
+        """Free and in all, of the card."""
+        free, card = torch.cuda.mem_get_info(self.device)
+        return int(free), int(card)
+
+    def free_beside(
+        self, run: Callable[[TorchRunner], bool], *, num_blocks: int, block_tokens: int
+    ) -> int | None:
+        """Bytes of the card that are free while `run` computes with a runner of these sizes, whose KV cache
+        counts as free. None: that does not fit, or `run` failed."""
+        try:
+            runner = self.runner(num_blocks=num_blocks, block_tokens=block_tokens)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            before = torch.cuda.memory_allocated(self.device)
+            has_run = run(runner)
+            step_bytes = torch.cuda.max_memory_allocated(self.device) - before
+            del runner
+        except ModelRefused:
+            has_run = False
+        gc.collect()
+        torch.cuda.empty_cache()
+        return self.card_bytes()[0] - step_bytes if has_run else None
 
     def runner(
         self,
@@ -106,13 +125,6 @@ class LoadedModel:
                 f"{num_blocks} blocks of {mebibytes:.3g} MiB of KV cache, and {num_host_blocks} of host"
                 " memory, cannot be had: name less (engine.kv_memory, engine.host_kv_blocks)"
             ) from None
-        log.info(
-            "%s: %s, %d parameters, %s on %s, %d blocks of %d tokens, attention %s",
-            info.model_id, info.architecture, info.parameters, info.dtype, info.device, num_blocks,
-            block_tokens, info.attention,
-        )  # fmt: skip
-        for report in runner.path_reports:
-            log.info("%s", report)
         return runner
 
 
@@ -210,10 +222,6 @@ def outline(model_dir: Path, *, dtype: str | None = None, device: str | None = N
         sum(parameter.numel() for parameter in model.parameters()) * chosen_dtype.itemsize,
         chosen_device.type,
     )
-
-
-def free_cuda_bytes(device: str | None) -> int:
-    return int(torch.cuda.mem_get_info(device_of(device))[0])
 
 
 def token_bytes_of(shapes: dict[int, LayerShape], dtype: torch.dtype) -> int:

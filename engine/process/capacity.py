@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from engine.process.options import AUTO_HOST_BLOCKS, EngineSettings
 from engine.sizes import DECODE_TOKENS, blocks_for
@@ -18,7 +19,13 @@ CPU_MOST_KV_BYTES = 16 * GIB
 CPU_SMALL_KV_BYTES = 256 * MIB
 """Taken even where `max_sequences` contexts need less: room for further requests and cached prefixes."""
 CUDA_KV_SHARE = 0.85
-"""Share of the device memory that is free once the weights are loaded; the rest is for activations."""
+"""Share of the card's memory that is free beside weights and the largest step; the rest is for what a step
+gathers of long contexts, and for fragments."""
+CUDA_SMALL_KV_SHARE = 0.1
+"""Share of the whole card that the KV cache may take by itself where `max_sequences` contexts need less: kept
+prefixes lie there, too."""
+LEAST_STEP_TOKENS = 16
+"""A step by default is not lowered below."""
 HOST_KV_SHARE = 0.125
 """Share of the available host memory, less the KV cache where that lies there too."""
 MOST_HOST_KV_BYTES = 4 * GIB
@@ -37,7 +44,7 @@ class DeviceDefaults:
     max_batched_tokens: int
 
 
-DEFAULTS = {"cpu": DeviceDefaults(16, 32, 512), "cuda": DeviceDefaults(16, 256, 2048)}
+DEFAULTS = {"cpu": DeviceDefaults(16, 32, 512), "cuda": DeviceDefaults(64, 256, 2048)}
 """By kind of device. A GPU's step takes hardly longer for some hundred tokens than for one; a CPU's does."""
 
 
@@ -49,6 +56,8 @@ class MachineMemory:
     free_bytes: int
     free_host_bytes: int
     """The same number where the device is the CPU."""
+    card_bytes: int = 0
+    """Of a GPU, in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +125,59 @@ def step_sizes(device: str, wanted: EngineSettings) -> StepSizes:
     return StepSizes(sequences, tokens, reasons)
 
 
-def engine_sizes(machine: MachineMemory, shape: KvShape, wanted: EngineSettings) -> EngineSizes:
-    """All sizes. Raises `CapacityRefused` for a context that the model or the KV cache does not have."""
+def engine_sizes(
+    machine: MachineMemory,
+    shape: KvShape,
+    wanted: EngineSettings,
+    free_beside: Callable[[int, int], int | None] | None = None,
+) -> EngineSizes:
+    """All sizes. `free_beside` says how many bytes are free beside a step of so many sequences and tokens,
+    None where it does not fit: what of these is not set is halved until it does, with one context of KV.
+    Raises `CapacityRefused` for a context that the model or the KV cache does not have."""
     steps = step_sizes(machine.device, wanted)
+    sizes = _sizes(machine, 0, shape, wanted, steps)
+    if free_beside is None:
+        return sizes
+    while True:
+        free_bytes = free_beside(steps.max_sequences, steps.max_batched_tokens)
+        try:
+            if free_bytes is None:
+                raise CapacityRefused(_step_too_large(machine, steps))
+            beside = replace(machine, free_bytes=free_bytes)
+            return _sizes(beside, max(0, machine.free_bytes - free_bytes), shape, wanted, steps)
+        except CapacityRefused:
+            lower = _lowered(steps, wanted)
+            if lower is None:
+                raise
+            steps = lower
+
+
+def _lowered(steps: StepSizes, wanted: EngineSettings) -> StepSizes | None:
+    """Half the sequences and tokens, where they are not set; None: less is not to be had."""
+    sequences, tokens = steps.max_sequences, steps.max_batched_tokens
+    reasons = dict(steps.reasons)
+    if not wanted.max_sequences and sequences > 1:
+        sequences //= 2
+        reasons["max_sequences"] = "halved until a step fits the GPU"
+    if not wanted.max_batched_tokens:
+        tokens = min(tokens, max(LEAST_STEP_TOKENS, sequences, tokens // 2))
+        reasons["max_batched_tokens"] = "halved until a step fits the GPU"
+    lower = StepSizes(sequences, tokens, reasons)
+    return lower if (sequences, tokens) != (steps.max_sequences, steps.max_batched_tokens) else None
+
+
+def _step_too_large(machine: MachineMemory, steps: StepSizes) -> str:
+    return (
+        f"a step of {steps.max_batched_tokens} tokens in {steps.max_sequences} sequences does not fit the"
+        f" {size_text(machine.free_bytes)} that the weights leave on the GPU: set less for"
+        " engine.max_batched_tokens and engine.max_sequences, free memory there, or serve a smaller model"
+    )
+
+
+def _sizes(
+    machine: MachineMemory, step_bytes: int, shape: KvShape, wanted: EngineSettings, steps: StepSizes
+) -> EngineSizes:
+    """`step_bytes`: what the largest step takes, which is not among the machine's free bytes."""
     context_tokens = wanted.context_tokens or shape.context_tokens
     if context_tokens > shape.context_tokens:
         raise CapacityRefused(
@@ -129,7 +188,12 @@ def engine_sizes(machine: MachineMemory, shape: KvShape, wanted: EngineSettings)
     block_bytes = shape.token_bytes * block_tokens
     # The last token's own keys and values are never needed.
     least_blocks = max(1, blocks_for(context_tokens - 1, block_tokens))
-    num_blocks, why = _num_blocks(machine, wanted, block_bytes, least_blocks, steps.max_sequences)
+    num_blocks, why = _num_blocks(machine, step_bytes, wanted, block_bytes, least_blocks, steps.max_sequences)
+    if machine.device == "cuda" and num_blocks * block_bytes > machine.free_bytes:
+        raise CapacityRefused(
+            f"the KV cache would take {size_text(num_blocks * block_bytes)} ({why}), but"
+            f" {size_text(machine.free_bytes)} are free on the GPU{_beside(step_bytes)}: set less"
+        )
     if num_blocks < least_blocks:
         raise CapacityRefused(
             _too_small(wanted, num_blocks, why, block_tokens, block_bytes, context_tokens, least_blocks)
@@ -146,19 +210,30 @@ def engine_sizes(machine: MachineMemory, shape: KvShape, wanted: EngineSettings)
 
 
 def _num_blocks(
-    machine: MachineMemory, wanted: EngineSettings, block_bytes: int, least_blocks: int, max_sequences: int
+    machine: MachineMemory,
+    step_bytes: int,
+    wanted: EngineSettings,
+    block_bytes: int,
+    least_blocks: int,
+    max_sequences: int,
 ) -> tuple[int, str]:
     if wanted.num_blocks:
         return wanted.num_blocks, "engine.kv_blocks"
     if wanted.kv_memory_bytes:
         return wanted.kv_memory_bytes // block_bytes, "engine.kv_memory"
     free = machine.free_bytes
-    if machine.device == "cuda":
-        why = f"{CUDA_KV_SHARE:.0%} of {size_text(free)} free on the GPU"
-        return int(free * CUDA_KV_SHARE) // block_bytes, why
     least_bytes = least_blocks * block_bytes
-    share_bytes = int(free * CPU_KV_SHARE)
     all_bytes = max_sequences * least_bytes
+    if machine.device == "cuda":
+        share_bytes, small_bytes = int(free * CUDA_KV_SHARE), int(machine.card_bytes * CUDA_SMALL_KV_SHARE)
+        beside = _beside(step_bytes)
+        if share_bytes <= max(all_bytes, small_bytes):
+            why = f"{CUDA_KV_SHARE:.0%} of {size_text(free)} free on the GPU{beside}"
+            return share_bytes // block_bytes, why
+        if all_bytes < small_bytes:
+            return small_bytes // block_bytes, f"{CUDA_SMALL_KV_SHARE:.0%} of the GPU{beside}"
+        return all_bytes // block_bytes, f"the {max_sequences} whole contexts of engine.max_sequences{beside}"
+    share_bytes = int(free * CPU_KV_SHARE)
     most_bytes = min(max(all_bytes, CPU_SMALL_KV_BYTES), max(CPU_MOST_KV_BYTES, least_bytes))
     if share_bytes >= most_bytes:
         if most_bytes < all_bytes:
@@ -171,6 +246,10 @@ def _num_blocks(
     if share_bytes < least_bytes <= int(free * CPU_MOST_KV_SHARE):
         return least_blocks, f"one whole context, at most {CPU_MOST_KV_SHARE:.0%} of {size_text(free)} free"
     return share_bytes // block_bytes, f"{CPU_KV_SHARE:.0%} of {size_text(free)} free"
+
+
+def _beside(step_bytes: int) -> str:
+    return f", beside {size_text(step_bytes)} for the largest step" if step_bytes else ""
 
 
 def _too_small(

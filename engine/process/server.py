@@ -18,6 +18,7 @@ import socket as sockets
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,20 +39,13 @@ from engine.core.learned_state import (
 )
 from engine.core.model_runner import DeviceLost
 from engine.messages import PROTOCOL_VERSION, Ready
-from engine.process.capacity import (
-    DEFAULTS,
-    CapacityRefused,
-    KvShape,
-    MachineMemory,
-    engine_sizes,
-    step_sizes,
-)
+from engine.process.capacity import DEFAULTS, CapacityRefused, step_sizes
 from engine.process.fingerprint import machine_name, model_fingerprint
-from engine.process.free_memory import free_memory_bytes
 from engine.process.lock import EngineLock, LockContent, LockHeld, lock_path, pid_namespace
 from engine.process.loop import EngineLoop
 from engine.process.options import EngineOptions
 from engine.process.outcomes import OutcomeStore, OutcomesUnreadable, read_outcomes, write_outcomes
+from engine.process.profiling import measured_sizes
 from engine.process.spans import EngineSpans
 from engine.scheduling.policy import make_policy, options_of
 from engine.telemetry.sender import SpanTarget, TelemetryMissing, open_sender
@@ -211,12 +205,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
             check_block_tokens=options.block_tokens or DEFAULTS[kind].block_tokens,
             threads=options.threads or None,
         )
-        host_bytes = free_memory_bytes()
-        free_bytes = loaded.free_bytes()
-        memory = MachineMemory(
-            loaded.device.type, host_bytes if free_bytes is None else free_bytes, host_bytes
-        )
-        sizes = engine_sizes(memory, KvShape(loaded.info.context_tokens, loaded.token_bytes), options)
+        sizes = measured_sizes(loaded, texts, options)
         runner = loaded.runner(
             num_blocks=sizes.num_blocks,
             block_tokens=sizes.block_tokens,
@@ -225,10 +214,15 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
         )
     except (ModelRefused, CapacityRefused) as error:
         raise StartRefused(str(error)) from None
-    for line in sizes.lines():
+    info, steps = runner.info, sizes.steps
+    config = replace(config, max_sequences=steps.max_sequences, max_batched_tokens=steps.max_batched_tokens)
+    log.info(
+        "%s: %s, %d parameters, %s on %s, attention %s",
+        info.model_id, info.architecture, info.parameters, info.dtype, info.device, info.attention,
+    )  # fmt: skip
+    for line in (*runner.path_reports, *sizes.lines()):
         log.info("%s", line)
     fingerprint = model_fingerprint(options.model_dir)
-    info = runner.info
     key = LearnedKey(
         machine_name(loaded.card_name),
         fingerprint,

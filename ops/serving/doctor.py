@@ -426,20 +426,27 @@ async def _sizes(settings: Settings) -> Finding:
         return Finding("sizes", True, "not known: the engine is not installed")
     if not (await _model(settings)).ok:
         return Finding("sizes", True, "not known: the model cannot be loaded")
-    from engine.model.loader import ModelRefused, free_cuda_bytes, outline
+    from engine.core.detokenizer import load_texts
+    from engine.model.device import device_of
+    from engine.model.loader import ModelRefused, load_model, outline
+    from engine.process.profiling import measured_sizes
 
     dtype, device = (
         None if name == "auto" else name for name in (settings.engine.dtype, settings.engine.device)
     )
     try:
-        found = outline(settings.model, dtype=dtype, device=device)
-        host_bytes = free_memory_bytes()
-        free_bytes = free_cuda_bytes(device) if found.device == "cuda" else host_bytes
-        free_bytes -= found.weight_bytes
-        memory = MachineMemory(found.device, free_bytes, host_bytes if found.device == "cuda" else free_bytes)
-        sizes = engine_sizes(memory, KvShape(found.context_tokens, found.token_bytes), settings.engine)
-    except ModelRefused as error:
-        return Finding("sizes", False, str(error), "name another --model (FAIRGATE_MODEL)")
+        if device_of(device).type == "cuda":
+            if datadir.is_serving(settings.data_dir):
+                return Finding("sizes", True, f"measured at the start: they are in {_engine_log(settings)}")
+            loaded = load_model(settings.model, dtype=dtype, device=device)
+            sizes = measured_sizes(loaded, load_texts(settings.model), settings.engine)
+        else:
+            found = outline(settings.model, dtype=dtype, device=device)
+            free_bytes = free_memory_bytes() - found.weight_bytes
+            memory = MachineMemory("cpu", free_bytes, free_bytes)
+            sizes = engine_sizes(memory, KvShape(found.context_tokens, found.token_bytes), settings.engine)
+    except (ModelRefused, ValueError) as error:
+        return Finding("sizes", False, str(error), "change engine.device, or name another --model")
     except CapacityRefused as error:
         return Finding("sizes", False, str(error), "change the sizes; docs/operating.md has a table")
     whose = "with these settings"

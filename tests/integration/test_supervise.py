@@ -345,6 +345,11 @@ def test_without_torch_the_engine_says_what_to_install(model_dir: Path, tmp_path
     assert one_line(done.stderr) == "fairgate engine: torch is not installed: install fairgate[engine]"
 
 
+def test_a_device_that_is_not_there_is_refused_and_no_other_is_taken(model_dir: Path, tmp_path: Path) -> None:
+    line = start_refused(engine_options(model_dir, tmp_path, device="cuda:99"), tmp_path / "log")
+    assert line.startswith("fairgate engine: device 'cuda:99' is asked for, but torch sees ")
+
+
 def test_an_option_out_of_bounds_is_named(model_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_sequences must be at least 1, not -1"):
         engine_options(model_dir, tmp_path, max_sequences=-1)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
+
 import pytest
 
 from engine.core.core import EngineConfig
-from engine.core.first_steps import MOST_S, timed_steps
+from engine.core.first_steps import MOST_S, largest_step, prompt_lengths, timed_steps
+from engine.core.model_runner import Sampled, SequenceSlice
 from engine.messages import StepTime
 from engine.step_time.model import PRIOR, predict_step_s
 from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualTexts
@@ -54,6 +57,25 @@ def test_it_times_no_more_sequences_than_the_memory_holds() -> None:
     clock = VirtualClock()
     runner = VirtualRunner(clock, num_blocks=4, block_tokens=4, context_tokens=12)
     assert timed_steps(runner, VirtualTexts(), config(), clock).samples == 4
+
+
+class CountingRunner(VirtualRunner):
+    def execute(self, slices: SequenceOf[SequenceSlice]) -> list[Sampled | None]:
+        self.shapes = [*getattr(self, "shapes", []), [piece.num_tokens for piece in slices]]
+        return super().execute(slices)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "tokens", "lengths"),
+    [(4, 64, [61, 1, 1, 1]), (4, 400, [99, 99, 99, 99]), (3, 150, [99, 50, 1]), (8, 8, [1] * 8)],
+)
+def test_the_largest_step_has_all_sequences_and_tokens_at_once(
+    sequences: int, tokens: int, lengths: list[int]
+) -> None:
+    runner = CountingRunner(VirtualClock(), num_blocks=110, block_tokens=4, context_tokens=100)
+    assert prompt_lengths(sequences, tokens, 100) == lengths
+    assert largest_step(runner, VirtualTexts(), lengths)
+    assert runner.shapes == [lengths]
 
 
 def config(ceiling: float = 0.0) -> EngineConfig:

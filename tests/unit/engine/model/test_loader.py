@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,10 @@ import pytest
 import safetensors.torch
 import torch
 
+from engine.core.first_steps import largest_step
 from engine.model.loader import ModelRefused, Outline, load_model, load_runner, outline
+from engine.model.runner import TorchRunner
+from engine.virtual.replica import VirtualTexts
 from kernels import reference
 from kernels.dispatch import KERNELS
 from tests.models.random_models import CONFIG_DIR, save_random_model
@@ -63,13 +68,38 @@ def test_a_model_is_outlined_without_its_weights_as_it_is_loaded(llama: Path) ->
     loaded = load_model(llama, device="cpu")
     # 3 layers x (keys + values) x 2 heads x 16 dims x 4 bytes = 768 bytes a token.
     assert outline(llama, device="cpu") == Outline(256, 768, loaded.info.parameters * 4, "cpu")
-    assert (loaded.info.context_tokens, loaded.token_bytes, loaded.free_bytes()) == (256, 768, None)
+    assert (loaded.info.context_tokens, loaded.token_bytes) == (256, 768)
     assert outline(llama, device="cpu", dtype="bfloat16").token_bytes == 384
 
 
 def test_a_shorter_context_is_what_the_runner_says(llama: Path) -> None:
     runner = load_model(llama, device="cpu").runner(num_blocks=8, block_tokens=4, context_tokens=33)
     assert (runner.info.context_tokens, runner.block_tokens, runner.num_host_blocks) == (33, 4, 0)
+
+
+def test_what_is_free_beside_a_step_is_measured_with_its_kv_cache_gone(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, made, gone = load_model(llama, device="cpu"), [], []
+    cuda = {
+        "reset_peak_memory_stats": lambda device: None,
+        "memory_allocated": lambda device: 1000,
+        "max_memory_allocated": lambda device: 1700,
+        "empty_cache": lambda: gone.append(made[-1]() is None),
+        "mem_get_info": lambda device: (9000, 10_000),
+    }
+    for name, function in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+
+    def run(runner: TorchRunner) -> bool:
+        made.append(weakref.ref(runner))
+        return largest_step(runner, VirtualTexts(), [20, 1])
+
+    gc.disable()  # as while an engine starts
+    assert loaded.free_beside(run, num_blocks=4, block_tokens=16) == 9000 - 700
+    assert gone == [True]
+    assert loaded.free_beside(run, num_blocks=1, block_tokens=16) is None, "too few blocks for the step"
+    gc.enable()
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "deepseek_v3"])

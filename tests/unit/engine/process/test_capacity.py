@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -79,12 +80,80 @@ def test_a_big_machine_is_not_eaten_up() -> None:
     assert sizes(cpu(512 * GIB), huge).num_blocks == 2**14
 
 
+def gpu(free_bytes: int, card_bytes: int = 80 * GIB) -> MachineMemory:
+    return MachineMemory("cuda", free_bytes, 64 * GIB, card_bytes)
+
+
+class Card:
+    """A card on which a step takes `bytes_of` (sequences, tokens); notes what was tried."""
+
+    def __init__(self, free_bytes: int, bytes_of: Callable[[int, int], int]) -> None:
+        self.machine = gpu(free_bytes)
+        self.bytes_of = bytes_of
+        self.tried: list[tuple[int, int]] = []
+
+    def free_beside(self, sequences: int, tokens: int) -> int | None:
+        self.tried.append((sequences, tokens))
+        left = self.machine.free_bytes - self.bytes_of(sequences, tokens)
+        return left if left >= 0 else None
+
+    def sizes(self, shape: KvShape = LARGE, **wanted: Any) -> EngineSizes:
+        return engine_sizes(self.machine, shape, EngineSettings(**wanted), self.free_beside)
+
+
 def test_a_gpu_gives_most_of_what_the_weights_left() -> None:
-    found = sizes(MachineMemory("cuda", 40 * GIB, 64 * GIB), LARGE)
-    assert found.num_blocks == int(40 * GIB * 0.85) // found.block_bytes
+    found = sizes(gpu(40 * GIB), LARGE)
+    assert (found.block_tokens, found.num_blocks) == (64, int(40 * GIB * 0.85) // found.block_bytes)
     assert (found.steps.max_sequences, found.steps.max_batched_tokens) == (256, 2048)
     assert found.num_host_blocks * found.block_bytes == MOST_HOST_KV_BYTES
     assert "85% of 40GiB free on the GPU" in found.reasons["kv_memory"]
+
+
+def test_a_gpu_gives_no_more_than_can_be_used_or_a_tenth_of_it() -> None:
+    found = sizes(gpu(70 * GIB), max_sequences=2000)
+    assert found.num_blocks == 2000 * 32
+    assert found.reasons["kv_memory"] == "the 2000 whole contexts of engine.max_sequences"
+    found = sizes(gpu(70 * GIB))
+    assert found.num_blocks == 8 * GIB // found.block_bytes
+    assert found.reasons["kv_memory"] == "10% of the GPU"
+    assert sizes(gpu(GIB)).num_blocks == int(0.85 * GIB) // found.block_bytes
+
+
+def test_the_kv_cache_gets_what_the_largest_step_leaves() -> None:
+    card = Card(40 * GIB, lambda sequences, tokens: tokens * MIB)
+    found = card.sizes()
+    assert card.tried == [(256, 2048)]
+    assert found.num_blocks == int(38 * GIB * 0.85) // found.block_bytes
+    assert found.reasons["kv_memory"] == "85% of 38GiB free on the GPU, beside 2GiB for the largest step"
+
+
+def test_a_step_that_does_not_fit_is_halved_until_it_leaves_room_for_a_context() -> None:
+    card = Card(6 * GIB, lambda sequences, tokens: 4 * tokens * MIB)
+    found = card.sizes()
+    assert card.tried == [(256, 2048), (128, 1024), (64, 512), (32, 256)], "2 and 1 GiB do not hold 4 GiB"
+    assert (found.steps.max_sequences, found.steps.max_batched_tokens) == (32, 256)
+    assert "max_batched_tokens 256 (halved until a step fits the GPU)" in found.lines()
+    assert "max_sequences 32 (halved until a step fits the GPU)" in found.lines()
+
+
+def test_a_step_is_never_lowered_below_what_is_set_and_the_refusal_has_the_numbers() -> None:
+    card = Card(6 * GIB, lambda sequences, tokens: 6 * tokens * MIB)
+    assert card.sizes(max_sequences=200).steps.max_batched_tokens == 200, "a half of 256 would be too few"
+    with pytest.raises(CapacityRefused, match="a step of 2048 tokens in 16 sequences does not fit the 6GiB"):
+        card.sizes(max_sequences=16, max_batched_tokens=2048)
+    card = Card(6 * GIB, lambda sequences, tokens: 7 * GIB)
+    with pytest.raises(CapacityRefused, match="a step of 16 tokens in 1 sequences does not fit the 6GiB"):
+        card.sizes()
+    assert card.tried[-1] == (1, 16)
+
+
+def test_a_gpu_without_room_for_kv_or_for_the_kv_that_is_set_is_refused_with_the_numbers() -> None:
+    card = Card(3 * GIB, lambda sequences, tokens: 0)
+    with pytest.raises(CapacityRefused, match=r"holds 20864 tokens .*85% of 3GiB free on the GPU.* is 32768"):
+        card.sizes()
+    with pytest.raises(CapacityRefused, match=r"would take 90GiB \(engine.kv_memory\), but 3GiB are free"):
+        card.sizes(kv_memory_bytes=90 * GIB)
+    assert card.tried == [], "nothing is tried for what cannot be"
 
 
 def test_what_is_set_counts() -> None:
