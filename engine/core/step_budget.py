@@ -28,8 +28,8 @@ class StepBudget:
 
     def computed(self) -> None:
         """Counts a step that succeeded."""
-        if self._fits == self._configured:
+        if self._fits >= self._configured:
             return
         self._steps += 1
         if self._steps == RECOVERS_AFTER_STEPS:
-            self._fits, self._steps = min(self._configured, 2 * self._fits), 0
+            self._fits, self._steps = 2 * self._fits, 0

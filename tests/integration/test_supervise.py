@@ -95,35 +95,32 @@ async def test_a_killed_engine_ends_its_streams_and_a_new_one_serves(model_dir: 
 
 
 def _run_losing_device(options: EngineOptions) -> int:
-    """Runs an engine whose device is lost, as torch shows that, as soon as the file `lose` exists."""
+    """Runs an engine whose device is lost, as torch shows it, once the file `lose` is there; removes it."""
     import torch
 
-    lose, inference_mode = options.data_dir / "lose", torch.inference_mode
+    lose, inference_mode, lost = options.data_dir / "lose", torch.inference_mode, False
 
     def failing(*arguments: Any) -> Any:
-        if lose.exists():
+        nonlocal lost
+        if lost or lose.exists():
+            lost = True
+            lose.unlink(missing_ok=True)
             raise torch.AcceleratorError("CUDA error: device-side assert triggered\nSearch for it.")
         return inference_mode(*arguments)
 
     torch.inference_mode, torch.cuda.synchronize = failing, failing
-    torch.cuda.is_initialized = lose.exists
+    torch.cuda.is_initialized = lambda: lost
     return run_engine(options)
 
 
 async def test_a_lost_device_ends_the_engine_and_the_next_one_has_the_outcomes(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lose, exit_codes = tmp_path / "lose", []
-    first: WarmEngine | None = None
+    engines: list[WarmEngine] = []
 
     def spawn(supervisor: EngineSupervisor) -> supervisors._WatchedProcess:
-        nonlocal first
-        if first is not None:
-            exit_codes.append(first.wait(START_S))
-            lose.unlink()
-        run = run_engine if first is not None else _run_losing_device
-        engine = first = WarmEngine(supervisor._options, supervisor._log_path, run)
-        return supervisors._WatchedProcess(engine.pid, engine, supervisor._log_path)  # type: ignore[arg-type]
+        engines.append(WarmEngine(supervisor._options, supervisor._log_path, _run_losing_device))
+        return supervisors._WatchedProcess(engines[-1].pid, engines[-1], supervisor._log_path)  # type: ignore[arg-type]
 
     monkeypatch.setattr(EngineSupervisor, "_spawn", spawn)
     options = engine_options(model_dir, tmp_path, max_sequences=1)
@@ -131,16 +128,16 @@ async def test_a_lost_device_ends_the_engine_and_the_next_one_has_the_outcomes(
         await supervisor.ready(START_S)
         running, waiting = (client.submit(sequence(ENDLESS_TOKENS)) for _ in range(2))
         await anext(running)
-        lose.touch()
+        (tmp_path / "lose").touch()
         outcomes = {stream.sequence_id: await stream.drain() for stream in (running, waiting)}
         assert [outcome and outcome.finish for outcome in outcomes.values()] == ["failed", "failed"]
 
-        await until(lambda: len(exit_codes) == 1, START_S)
-        await client.connect(START_S)
-        assert exit_codes == [1]
+        await until(lambda: len(engines) == 2, START_S)
+        assert engines[0].wait(START_S) == 1
         assert supervisor.status.last_error.endswith(
-            "engine ends, as its device is lost: CUDA error: device-side assert triggered"
+            "device is lost: CUDA error: device-side assert triggered"
         )
+        await client.connect(START_S)
         inventory = await client.collect()
         assert {outcome.sequence_id: outcome for outcome in inventory.outcomes} == outcomes
         assert len(await tokens_of(client.submit(sequence(5)))) == 5

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from engine.model.device import card_name, device_of, dtype_of, prepare, why_no_room
-from engine.model.loader import ModelRefused, _place, _read_config, load_model
+from engine.model.loader import _place, _read_config
 from engine.process.fingerprint import machine_name
 from tests.models.random_models import save_random_model
 
@@ -22,12 +21,6 @@ def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
 
-@pytest.fixture
-def cudnn() -> Iterator[None]:
-    yield
-    torch.backends.cuda.enable_cudnn_sdp(True)
-
-
 @pytest.mark.usefixtures("two_cards")
 def test_a_card_is_taken_where_there_is_one_and_one_that_is_not_there_is_refused() -> None:
     assert device_of(None) == CUDA
@@ -35,13 +28,6 @@ def test_a_card_is_taken_where_there_is_one_and_one_that_is_not_there_is_refused
     assert device_of("cpu") == CPU
     with pytest.raises(ValueError, match=r"'cuda:2' is asked for, but torch sees CUDA devices 0 to 1$"):
         device_of("cuda:2")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a CUDA device")
-def test_without_a_card_the_cpu_serves_unless_one_is_asked_for(tmp_path: Path) -> None:
-    assert device_of(None) == CPU
-    with pytest.raises(ModelRefused, match="torch sees no CUDA device; use cpu"):
-        load_model(save_random_model("llama", tmp_path / "llama"), device="cuda")
 
 
 @pytest.mark.parametrize(
@@ -54,12 +40,12 @@ def test_on_a_gpu_a_model_keeps_its_half_precision(own: str, chosen: str) -> Non
     assert dtype_of("float16", CPU, own) == torch.float16
 
 
-@pytest.mark.usefixtures("cudnn")
 def test_cudnns_attention_is_off_on_cuda_alone() -> None:
     prepare(CPU)
     assert torch.backends.cuda.cudnn_sdp_enabled()
     prepare(CUDA)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 def test_weights_that_no_card_holds_are_refused_with_both_numbers() -> None:
