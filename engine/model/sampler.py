@@ -1,21 +1,23 @@
-"""Sampler: chooses the next tokens from a step's logits, in one batched pass.
+"""Sampler: chooses the next tokens from a step's logits, where the logits lie and without the host.
 
 Order of operations as in transformers (and, up to min-p, vLLM): logit bias, repetition penalty (prompt and
 output), frequency and presence penalties (output); greedy rows end here; temperature, top-k, top-p, min-p,
-draw. Reported logprobs are `log_softmax` of the logits before any of this. Randomness is one uniform number
-for each (seed, token index), by a hash: independent of batch, row and evictions.
+draw. Reported logprobs are the log-softmax of the logits before any of this.
+
+The draw is the arg max of score plus Gumbel noise (Gumbel-max trick), and the noise is a hash of seed, token
+index and token id: independent of batch, row and evictions. A cut keeps what is not below a threshold, ties
+included. What is summed over a vocabulary is a whole number, so that the order of a sum changes nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.core.model_runner import Sampled
 from engine.messages import SamplingParams
@@ -26,206 +28,327 @@ log = logging.getLogger(__name__)
 
 GREEDY_BELOW_TEMPERATURE = 1e-5
 """Smaller temperatures would overflow the logits; they mean greedy."""
-TOP_P_CANDIDATES = 256
+WHOLE = 2.0**40
+"""Of the best token, where probabilities are summed as whole numbers."""
+BELOW_ONE = 1 - 2.0**-24
+_SPREAD, _MIX, _MIX_AGAIN = (word - 2**32 for word in (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35))
+_SALTS = (0x9E3779B1 - 2**32, 0x7F4A7C15)
 _NO_CHANCE = float("-inf")
-GREEDY_REPORT = PathReport("greedy tokens", True, "found and checked for soundness in one compiled pass")
+_RANK_OF_MINUS_INFINITY = -0x7F800001
+SAMPLING_REPORT = PathReport("sampled tokens", True, "chosen and checked for soundness in compiled passes")
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """Inputs of the next token of one row of logits."""
+    """Inputs of the next token of one row of logits, as the host has them."""
 
     token_ids: list[int]
     num_prompt_tokens: int
     sampling: SamplingParams
     seed: int
 
-    @property
-    def token_index(self) -> int:
-        return len(self.token_ids) - self.num_prompt_tokens
+
+@dataclass(slots=True)
+class RowSampling:
+    """Inputs of the next tokens of a step, one entry a row, where the logits are (float32 if not said)."""
+
+    temperature: Tensor
+    top_k: Tensor
+    """int32; 0: no cut."""
+    top_p: Tensor
+    min_p: Tensor
+    seeds: Tensor
+    """int64, not negative."""
+    token_index: Tensor
+    """int64: number of the row's output tokens so far."""
+    repetition: Tensor
+    frequency: Tensor
+    presence: Tensor
+    bias_ids: Tensor
+    """int32 `[rows, biases]`; what is not in the vocabulary is ignored (-1: none)."""
+    bias_values: Tensor
+    output_counts: Tensor | None = None
+    """int32 `[rows, vocabulary]`; needed for penalties, as `in_prompt`."""
+    in_prompt: Tensor | None = None
+    """bool `[rows, vocabulary]`."""
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], *, fallback_token_id: int = 0) -> list[Sampled]:
-    """Chooses a token for each row of `logits` (`[rows, vocabulary]`, float32; may change in place). Biased
-    ids beyond the vocabulary are ignored, NaN is impossible; if nothing is possible: `fallback_token_id`."""
-    if all(_is_plain_greedy(row.sampling) for row in rows):
-        greedy = greedy_tokens(logits)
-        if greedy is not None:
-            return [Sampled(token_id) for token_id in greedy]
-    logits = _repair(logits, fallback_token_id)
-    reported = [row.sampling.logprobs for row in rows]
-    logprobs = logits.log_softmax(dim=-1) if any(count is not None for count in reported) else None
-    _adjust(logits, rows)
-    token_ids: list[int] = logits.argmax(dim=-1).tolist()
-    drawn = [i for i, row in enumerate(rows) if row.sampling.temperature >= GREEDY_BELOW_TEMPERATURE]
-    if drawn:
-        chosen = _draw(logits if len(drawn) == len(rows) else logits[drawn], [rows[index] for index in drawn])
-        for index, token_id in zip(drawn, chosen, strict=True):
-            token_ids[index] = token_id
-    if logprobs is None:
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What any row of a step asks for: nothing else is launched. No row's token depends on it."""
+
+    bias: bool = False
+    penalties: bool = False
+    draws: bool = False
+    top_k: bool = False
+    top_p: bool = False
+    min_p: bool = False
+    logprobs: int | None = None
+    """The most alternatives; None: no row reports any logprob."""
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams]) -> Wants:
+        drawn = [p for p in params if p.temperature >= GREEDY_BELOW_TEMPERATURE]
+        return cls(
+            bias=any(p.logit_bias for p in params),
+            penalties=any(_is_penalized(p) for p in params),
+            draws=bool(drawn),
+            top_k=any(p.top_k > 0 for p in drawn),
+            top_p=any(p.top_p < 1.0 for p in drawn),
+            min_p=any(p.min_p > 0.0 for p in drawn),
+            logprobs=max((p.logprobs for p in params if p.logprobs is not None), default=None),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The chosen tokens `[rows]` (int64), on the device."""
+
+    token_ids: Tensor
+    logprobs: Tensor | None = None
+    top_ids: Tensor | None = None
+    """`[rows, alternatives]`, the best first; as `top_values`, their logprobs."""
+    top_values: Tensor | None = None
+    unsound: Tensor | None = None
+    """bool `[rows]`: the logits were not finite. None: all were."""
+
+
+def sample(logits: Tensor, rows: Sequence[SamplingRow], *, fallback_token_id: int = 0) -> list[Sampled]:
+    """`choose` for rows whose inputs the host has, read back."""
+    wants = Wants.of([row.sampling for row in rows])
+    if wants == Wants() and (greedy := greedy_tokens(logits)) is not None:
+        return [Sampled(token_id) for token_id in greedy.tolist()]
+    inputs = row_sampling(rows, logits.shape[-1], logits.device)
+    chosen = choose(logits, inputs, wants, fallback_token_id=fallback_token_id)
+    return read(chosen, [row.sampling.logprobs for row in rows])
+
+
+def row_sampling(rows: Sequence[SamplingRow], vocabulary: int, device: torch.device) -> RowSampling:
+    params = [row.sampling for row in rows]
+    floats = [
+        [p.temperature for p in params],
+        [p.top_p for p in params],
+        [p.min_p for p in params],
+        [p.repetition_penalty for p in params],
+        [p.frequency_penalty for p in params],
+        [p.presence_penalty for p in params],
+    ]
+    integers = [
+        [min(p.top_k, vocabulary) for p in params],
+        [row.seed % 2**63 for row in rows],
+        [len(row.token_ids) - row.num_prompt_tokens for row in rows],
+    ]
+    temperature, top_p, min_p, repetition, frequency, presence = torch.tensor(floats).to(device)
+    top_k, seeds, token_index = torch.tensor(integers).to(device)
+    most = max((len(p.logit_bias) for p in params), default=0)
+    ids = np.full((len(rows), most), -1, np.int32)
+    values = np.zeros((len(rows), most), np.float32)
+    counts = in_prompt = None
+    if any(_is_penalized(p) for p in params):
+        counts = np.zeros((len(rows), vocabulary), np.int32)
+        in_prompt = np.zeros((len(rows), vocabulary), np.bool_)
+    for index, row in enumerate(rows):
+        for place, (token_id, value) in enumerate(row.sampling.logit_bias.items()):
+            ids[index, place], values[index, place] = token_id if 0 <= token_id < vocabulary else -1, value
+        if counts is not None and in_prompt is not None and _is_penalized(row.sampling):
+            in_prompt[index, row.token_ids[: row.num_prompt_tokens]] = True
+            np.add.at(counts[index], row.token_ids[row.num_prompt_tokens :], 1)
+    bias_ids, bias_values = torch.from_numpy(ids).to(device), torch.from_numpy(values).to(device)
+    return RowSampling(
+        temperature, top_k.int(), top_p, min_p, seeds, token_index, repetition, frequency, presence,
+        bias_ids, bias_values,
+        None if counts is None else torch.from_numpy(counts).to(device),
+        None if in_prompt is None else torch.from_numpy(in_prompt).to(device),
+    )  # fmt: skip
+
+
+def read(chosen: Chosen, reported: Sequence[int | None]) -> list[Sampled]:
+    """Copies the tokens to the host; `reported`: each row's number of alternatives, None: no logprob."""
+    if chosen.unsound is not None and (count := int(chosen.unsound.sum())):
+        log.warning("the model gave %d rows of logits that are not finite", count)
+    token_ids: list[int] = chosen.token_ids.tolist()
+    if chosen.logprobs is None or chosen.top_ids is None or chosen.top_values is None:
         return [Sampled(token_id) for token_id in token_ids]
-    return _with_logprobs(token_ids, reported, logprobs)
+    logprobs: list[float] = chosen.logprobs.tolist()
+    alternatives = zip(chosen.top_ids.tolist(), chosen.top_values.tolist(), strict=True)
+    return [
+        Sampled(token_id)
+        if count is None
+        else Sampled(token_id, logprob, list(zip(ids[:count], values[:count], strict=True)))
+        for token_id, logprob, (ids, values), count in zip(
+            token_ids, logprobs, alternatives, reported, strict=True
+        )
+    ]
 
 
-def greedy_tokens(logits: torch.Tensor) -> list[int] | None:
-    """Each row's first greatest logit, in one compiled pass. None: not here, or a row needs repair."""
+def choose(logits: Tensor, rows: RowSampling, wants: Wants, *, fallback_token_id: int = 0) -> Chosen:
+    """Chooses a token for each row of `logits` (`[rows, vocabulary]`, float32). Reads nothing back
+    and writes into none of its inputs. NaN is impossible; if nothing is possible: `fallback_token_id`."""
+    best, unsound = greedy_tokens(logits), None
+    if best is None:
+        logits, unsound = _repaired(logits, fallback_token_id)
+    scores = adjusted(logits, rows, wants)
+    if scores is not logits or best is None:
+        best = greedy_tokens(scores)
+    if best is None:
+        token_ids = draw(scores, rows, wants)
+    else:
+        token_ids = draw_compiled(scores, best, rows) if wants.draws else torch.from_numpy(best)
+    if wants.logprobs is None:
+        return Chosen(token_ids, unsound=unsound)
+    top = logits.topk(min(wants.logprobs, logits.shape[-1]), dim=-1)
+    greatest = logits.amax(dim=-1, keepdim=True)
+    distances = logits - greatest
+    # By whole numbers, not `log_softmax`, whose order of summing depends on device and batch.
+    total = _masses(distances).sum(dim=-1, keepdim=True).double().div(WHOLE).log().float()
+    own = distances.gather(1, token_ids[:, None]) - total
+    return Chosen(token_ids, own[:, 0], top.indices, top.values - greatest - total, unsound)
+
+
+def warm_up() -> None:
+    """Compiles the kernels in advance, so that the first step need not wait."""
+    sample(torch.zeros(1, 2), [SamplingRow([0], 1, SamplingParams(), 0)])
+
+
+def adjusted(logits: Tensor, rows: RowSampling, wants: Wants) -> Tensor:
+    """The logits after bias and penalties; those of rows without any are unchanged to the bit."""
+    scores = logits
+    if wants.bias:
+        is_known = (rows.bias_ids >= 0) & (rows.bias_ids < logits.shape[-1])
+        ids = rows.bias_ids.where(is_known, 0).long()
+        scores = scores.scatter_add(1, ids, rows.bias_values.where(is_known, 0.0))
+    if wants.penalties:
+        if rows.output_counts is None or rows.in_prompt is None:
+            raise ValueError("penalties need the counts of tokens")
+        is_output = rows.output_counts > 0
+        factor = rows.repetition[:, None]
+        repeated = torch.where(scores < 0, scores * factor, scores / factor)
+        scores = torch.where(rows.in_prompt | is_output, repeated, scores)
+        scores = scores - (rows.frequency[:, None] * rows.output_counts + rows.presence[:, None] * is_output)
+    return scores
+
+
+def draw(scores: Tensor, rows: RowSampling, wants: Wants) -> Tensor:
+    """Tokens of adjusted logits: greedy where the temperature says so, else drawn. By torch, on any device;
+    `kernels.cpu.sampling` is its twin."""
+    greedy = scores.argmax(dim=-1)
+    if not wants.draws:
+        return greedy
+    is_drawn = rows.temperature >= GREEDY_BELOW_TEMPERATURE
+    temperature = rows.temperature.where(is_drawn, 1.0)[:, None]
+    distances = (scores - scores.amax(dim=-1, keepdim=True)) / temperature
+    noisy = distances + noise(rows.seeds, rows.token_index, scores.shape[-1])
+    if wants.top_k or wants.top_p or wants.min_p:
+        noisy = noisy.where(kept(scores, distances, rows, wants), _NO_CHANCE)
+    return noisy.argmax(dim=-1).where(is_drawn, greedy)
+
+
+def draw_compiled(scores: Tensor, best: np.ndarray, rows: RowSampling) -> Tensor:
+    """As `draw`, in one compiled pass; `best` is each row's best token, and becomes the drawn one."""
+    from kernels.cpu import sampling
+
+    sampling.draw(
+        scores.contiguous().numpy(),
+        rows.temperature.numpy(),
+        rows.top_k.numpy(),
+        rows.top_p.numpy(),
+        rows.min_p.log().numpy(),
+        rows.seeds.numpy(),
+        rows.token_index.numpy(),
+        np.float32(GREEDY_BELOW_TEMPERATURE),
+        best,
+        jit.use_threads(torch.get_num_threads()),
+    )
+    return torch.from_numpy(best)
+
+
+def kept(scores: Tensor, distances: Tensor, rows: RowSampling, wants: Wants) -> Tensor:
+    """What top-k, top-p and min-p leave: always the best token, and all of equal scores or none. `distances`:
+    logarithms of the probabilities relative to the best token's."""
+    threshold = torch.full_like(scores[:, :1], _NO_CHANCE)
+    if wants.top_k:
+        vocabulary = scores.shape[-1]
+        count = rows.top_k.where(rows.top_k > 0, vocabulary).clamp(max=vocabulary).long()[:, None]
+        threshold = _threshold(scores, torch.ones_like(scores, dtype=torch.int64), count)
+    if wants.top_p:
+        masses = _masses(distances).where(scores >= threshold, 0)
+        total = masses.sum(dim=-1, keepdim=True).double()
+        wanted = (rows.top_p.double()[:, None] * total).ceil().long().clamp(min=1)
+        found = _threshold(scores, masses, wanted)
+        threshold = threshold.maximum(found.where(rows.top_p[:, None] < 1.0, _NO_CHANCE))
+    is_kept = scores >= threshold
+    if wants.min_p:
+        is_kept &= distances >= rows.min_p.log()[:, None]
+    return is_kept
+
+
+def noise(seeds: Tensor, token_index: Tensor, vocabulary: int) -> Tensor:
+    """Gumbel noise `[rows, vocabulary]`: minus the logarithm of exponential numbers, from 31 bits of a hash.
+    All hashing is in int32, whose products wrap around on every device."""
+    first, second = (_key(seeds, token_index, salt)[:, None] for salt in _SALTS)
+    tokens = torch.arange(vocabulary, dtype=torch.int32, device=seeds.device) * _SPREAD
+    bits = _shifted(tokens[None] + first, 16)
+    bits = _shifted((bits * _MIX) ^ second, 13)
+    bits = _shifted(bits * _MIX_AGAIN, 16)
+    uniform = (((bits >> 1) & 0x7FFF_FFFF).float() + 0.5) * 2.0**-31
+    return uniform.clamp_(max=BELOW_ONE).neg_().log1p_().neg_().log_().neg_()
+
+
+def _key(seeds: Tensor, token_index: Tensor, salt: int) -> Tensor:
+    """A row's key: a hash of seed and token index, by MurmurHash3's finaliser."""
+    key = torch.zeros_like(seeds, dtype=torch.int32)
+    for word in (token_index.to(torch.int32) ^ salt, (seeds >> 32).to(torch.int32), seeds.to(torch.int32)):
+        key = _shifted(key ^ word, 16)
+        key = _shifted(key * _MIX, 13)
+        key = _shifted(key * _MIX_AGAIN, 16)
+    return key
+
+
+def _shifted(bits: Tensor, places: int) -> Tensor:
+    """Exclusive or with itself, shifted right logically."""
+    return bits ^ ((bits >> places) & ((1 << (32 - places)) - 1))
+
+
+def _masses(distances: Tensor) -> Tensor:
+    return (distances.exp() * WHOLE).to(torch.int64)
+
+
+def _threshold(scores: Tensor, masses: Tensor, wanted: Tensor) -> Tensor:
+    """The greatest score `[rows, 1]` such that the masses of those not below it reach `wanted` (at least 1).
+    Bisected bit by bit, in whole numbers of the same order; one too great is a NaN, which reaches nothing."""
+    low = torch.full_like(scores[:, :1], _RANK_OF_MINUS_INFINITY, dtype=torch.int32)
+    for step in (-(2**31), *(2**bit for bit in reversed(range(31)))):
+        tried = low + step
+        threshold = _rank(tried).view(torch.float32)
+        reaches = masses.where(scores >= threshold, 0).sum(dim=-1, keepdim=True) >= wanted
+        low = tried.where(reaches, low)
+    return _rank(low).view(torch.float32)
+
+
+def _rank(bits: Tensor) -> Tensor:
+    """Maps a float32's bits (int32) to an integer of the same order, and back."""
+    return bits ^ ((bits >> 31) & 0x7FFF_FFFF)
+
+
+def greedy_tokens(logits: Tensor) -> np.ndarray | None:
+    """Each row's first greatest logit, in one compiled pass. None: not here, or a row is not finite."""
     if jit.MISSING is not None or logits.device.type != "cpu" or logits.dtype != torch.float32:
         return None
     from kernels.cpu.layers import greatest
 
     winners = np.empty(len(logits), dtype=np.int64)
     greatest(logits.contiguous().numpy(), winners, jit.use_threads(torch.get_num_threads()))
-    token_ids: list[int] = winners.tolist()
-    return token_ids if min(token_ids, default=0) >= 0 else None
+    return winners if winners.min(initial=0) >= 0 else None
 
 
-def warm_up() -> None:
-    """Compiles the kernel in advance, so that the first step need not wait."""
-    greedy_tokens(torch.zeros(1, 2))
+def _repaired(logits: Tensor, fallback_token_id: int) -> tuple[Tensor, Tensor]:
+    """The logits without NaN and infinity, and which rows had any that matters."""
+    unsound = ~logits.amax(dim=-1).isfinite()
+    logits = logits.nan_to_num(nan=_NO_CHANCE, posinf=torch.finfo(logits.dtype).max, neginf=_NO_CHANCE)
+    is_hopeless = logits.amax(dim=-1) == _NO_CHANCE
+    logits[:, fallback_token_id] = logits[:, fallback_token_id].where(~is_hopeless, 0.0)
+    return logits, unsound
 
 
-def probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Distributions `[rows, vocabulary]`, float64, of adjusted logits; every temperature must be positive."""
-    scores = logits / _column([p.temperature for p in params], logits)
-    _limit_top_k(scores, [p.top_k for p in params])
-    _limit_top_p(scores, [p.top_p for p in params])
-    _limit_min_p(scores, [p.min_p for p in params])
-    return scores.double().softmax(dim=-1)
-
-
-def uniform(seed: int, token_index: int) -> float:
-    """A number in (0, 1), independent for each seed and token index (48 bits of a BLAKE2b hash)."""
-    message = struct.pack("<Qq", seed & 0xFFFF_FFFF_FFFF_FFFF, token_index)
-    digest = hashlib.blake2b(message, digest_size=6).digest()
-    return (int.from_bytes(digest, "little") + 0.5) / 2**48
-
-
-def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
-
-
-def _repair(logits: torch.Tensor, fallback_token_id: int) -> torch.Tensor:
-    """A row's maximum is not finite exactly where it needs repair: a sound step costs one reduction."""
-    best = logits.amax(dim=-1)
-    if bool(best.isfinite().all()):
-        return logits
-    log.warning("the model gave %d rows of logits that are not finite", int((~best.isfinite()).sum()))
-    logits = torch.nan_to_num(logits, nan=_NO_CHANCE, posinf=torch.finfo(logits.dtype).max, neginf=_NO_CHANCE)
-    hopeless = logits.amax(dim=-1) == _NO_CHANCE
-    logits[hopeless, fallback_token_id] = 0.0
-    return logits
-
-
-def _adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
-    """Logit bias and penalties, in place. Row by row: few rows have them."""
-    vocabulary = logits.shape[-1]
-    for index, row in enumerate(rows):
-        params = row.sampling
-        if not _is_adjusted(params):
-            continue
-        scores = logits[index]
-        bias = {token: value for token, value in params.logit_bias.items() if 0 <= token < vocabulary}
-        if bias:
-            scores.index_add_(0, _ids(list(bias), scores), scores.new_tensor(list(bias.values())))
-        if params.repetition_penalty != 1.0:
-            seen = _ids(sorted(set(row.token_ids)), scores)
-            values = scores[seen]
-            scores[seen] = torch.where(
-                values < 0, values * params.repetition_penalty, values / params.repetition_penalty
-            )
-        if params.frequency_penalty != 0.0 or params.presence_penalty != 0.0:
-            emitted = row.token_ids[row.num_prompt_tokens :]
-            if emitted:
-                distinct, counts = _ids(emitted, scores).unique(return_counts=True)
-                scores[distinct] -= params.frequency_penalty * counts + params.presence_penalty
-
-
-def _is_plain_greedy(params: SamplingParams) -> bool:
-    return (
-        params.temperature < GREEDY_BELOW_TEMPERATURE and params.logprobs is None and not _is_adjusted(params)
-    )
-
-
-def _is_adjusted(params: SamplingParams) -> bool:
-    return (
-        bool(params.logit_bias)
-        or params.repetition_penalty != 1.0
-        or params.frequency_penalty != 0.0
-        or params.presence_penalty != 0.0
-    )
-
-
-def _ids(token_ids: list[int], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(token_ids, dtype=torch.int64, device=like.device)
-
-
-def _draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """By inversion: the first token whose cumulated probability exceeds the row's uniform number."""
-    cumulated = probabilities(logits, [row.sampling for row in rows]).cumsum(dim=-1)
-    numbers = [uniform(row.seed, row.token_index) for row in rows]
-    targets = _column(numbers, cumulated) * cumulated[:, -1:]
-    chosen: list[int] = torch.searchsorted(cumulated, targets, right=True)[:, 0].tolist()
-    return chosen
-
-
-def _limit_top_k(scores: torch.Tensor, top_k: list[int]) -> None:
-    """Keeps the k best (and ties with the k-th)."""
-    vocabulary = scores.shape[-1]
-    limited = [i for i, k in enumerate(top_k) if 0 < k < vocabulary]
-    if not limited:
-        return
-    wanted = [top_k[i] for i in limited]
-    part = scores[limited]
-    best = part.topk(max(wanted), dim=-1).values
-    threshold = best.gather(1, _ids([k - 1 for k in wanted], scores)[:, None])
-    scores[limited] = part.masked_fill(part < threshold, _NO_CHANCE)
-
-
-def _limit_top_p(scores: torch.Tensor, top_p: list[float]) -> None:
-    """Keeps the smallest set of best tokens whose probability reaches p, at least one. It nearly always lies
-    among the first `TOP_P_CANDIDATES`; only the other rows are sorted whole, which is slow."""
-    limited = [i for i, p in enumerate(top_p) if p < 1.0]
-    candidates = TOP_P_CANDIDATES
-    while limited:
-        part = scores[limited]
-        wanted = _column([top_p[i] for i in limited], part).double()
-        candidates = min(candidates, part.shape[-1])
-        best, tokens = part.topk(candidates, dim=-1)
-        share = (best.double() - part.double().logsumexp(dim=-1, keepdim=True)).exp()
-        better = share.cumsum(dim=-1) - share
-        beyond = better >= wanted
-        beyond[:, 0] = False
-        kept = torch.full_like(part, _NO_CHANCE).scatter_(1, tokens, best.masked_fill(beyond, _NO_CHANCE))
-        if candidates == part.shape[-1]:
-            scores[limited] = kept
-            return
-        reached: list[bool] = beyond[:, -1].tolist()
-        done = [row for row, is_found in enumerate(reached) if is_found]
-        scores[[limited[row] for row in done]] = kept[done]
-        limited = [index for index, is_found in zip(limited, reached, strict=True) if not is_found]
-        candidates = part.shape[-1]
-
-
-def _limit_min_p(scores: torch.Tensor, min_p: list[float]) -> None:
-    """Keeps what is at least `min_p` times as probable as the best token; always the best one."""
-    limited = [i for i, p in enumerate(min_p) if p > 0.0]
-    if not limited:
-        return
-    part = scores[limited]
-    relative = (part - part.amax(dim=-1, keepdim=True)).exp()
-    scores[limited] = part.masked_fill(relative < _column([min_p[i] for i in limited], part), _NO_CHANCE)
-
-
-def _with_logprobs(token_ids: list[int], reported: list[int | None], logprobs: torch.Tensor) -> list[Sampled]:
-    """Adds logprobs of the token and its best alternatives to each row that requested them."""
-    chosen: list[float] = logprobs.gather(1, _ids(token_ids, logprobs)[:, None])[:, 0].tolist()
-    most = min(max((count or 0) for count in reported), logprobs.shape[-1])
-    best = logprobs.topk(most, dim=-1)
-    values: list[list[float]] = best.values.tolist()
-    indices: list[list[int]] = best.indices.tolist()
-    return [
-        Sampled(token_id)
-        if count is None
-        else Sampled(token_id, logprob, list(zip(indices[row][:count], values[row][:count], strict=True)))
-        for row, (token_id, count, logprob) in enumerate(zip(token_ids, reported, chosen, strict=True))
-    ]
+def _is_penalized(p: SamplingParams) -> bool:
+    return p.repetition_penalty != 1.0 or p.frequency_penalty != 0.0 or p.presence_penalty != 0.0

@@ -17,7 +17,7 @@ from engine.model.cpu.compiled import CompiledForward
 from engine.model.cpu.packed_linear import PackedModules, PackedVerdict
 from engine.model.forward import Forward, PlainForward
 from engine.model.path_report import PathReport, Unsupported
-from engine.model.sampler import GREEDY_REPORT, warm_up
+from engine.model.sampler import SAMPLING_REPORT, warm_up
 from kernels.cpu import jit
 from kernels.dispatch import NUMBA, AttentionKernel, pick_attention, why_not_numba
 
@@ -68,7 +68,7 @@ def choose_forward(
     if kernel.name == NUMBA:
         reports.append(PathReport(COMPILED_ATTENTION, True, f"{kernel.reason}; {jit.describe()}"))
         warm_up()
-        reports.append(GREEDY_REPORT)
+        reports.append(SAMPLING_REPORT)
     else:
         reports.append(
             PathReport(COMPILED_ATTENTION, False, unfit or f"attention {kernel.name} was asked for")

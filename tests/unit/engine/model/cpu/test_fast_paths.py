@@ -348,7 +348,7 @@ def test_contexts_longer_than_the_table_of_angles(models: Path, monkeypatch: pyt
 def test_every_report_can_be_read(models: Path) -> None:
     runner = load("llama", models)
     names = [entry.name for entry in runner.path_reports]
-    assert names == [COMPILED_ATTENTION, "greedy tokens", COMPILED_FORWARD, "threads"]
+    assert names == [COMPILED_ATTENTION, "sampled tokens", COMPILED_FORWARD, "threads"]
     assert all(len(str(entry)) < 400 and "\n" not in str(entry) for entry in runner.path_reports)
     assert choose.cpu_threads().reason.startswith("1 for"), "Numba's start sets torch's threads as well"
 
