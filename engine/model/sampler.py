@@ -60,7 +60,7 @@ class RowSampling:
     seeds: Tensor
     """int64, not negative."""
     token_index: Tensor
-    """int64: number of the row's output tokens so far."""
+    """int32 or int64: number of the row's output tokens so far."""
     repetition: Tensor
     frequency: Tensor
     presence: Tensor
@@ -138,27 +138,30 @@ def row_sampling(rows: Sequence[SamplingRow], vocabulary: int, device: torch.dev
         [row.seed % 2**63 for row in rows],
         [len(row.token_ids) - row.num_prompt_tokens for row in rows],
     ]
-    temperature, top_p, min_p, repetition, frequency, presence = torch.tensor(floats).to(device)
-    top_k, seeds, token_index = torch.tensor(integers).to(device)
-    most = max((len(p.logit_bias) for p in params), default=0)
-    ids = np.full((len(rows), most), -1, np.int32)
-    values = np.zeros((len(rows), most), np.float32)
+    temperature, top_p, min_p, repetition, frequency, presence = torch.tensor(floats, device=device).unbind()
+    top_k, seeds, token_index = torch.tensor(integers, device=device).unbind()
+    biases = [
+        [(token, value) for token, value in p.logit_bias.items() if 0 <= token < vocabulary] for p in params
+    ]
+    most = max(map(len, biases))
+    padded = [[*each, *[(-1, 0.0)] * (most - len(each))] for each in biases]
+    bias_ids = torch.tensor(
+        [[token for token, _ in each] for each in padded], dtype=torch.int32, device=device
+    )
+    bias_values = torch.tensor([[value for _, value in each] for each in padded], device=device)
     counts = in_prompt = None
     if any(_is_penalized(p) for p in params):
-        counts = np.zeros((len(rows), vocabulary), np.int32)
-        in_prompt = np.zeros((len(rows), vocabulary), np.bool_)
-    for index, row in enumerate(rows):
-        for place, (token_id, value) in enumerate(row.sampling.logit_bias.items()):
-            ids[index, place], values[index, place] = token_id if 0 <= token_id < vocabulary else -1, value
-        if counts is not None and in_prompt is not None and _is_penalized(row.sampling):
+        counts = torch.zeros((len(rows), vocabulary), dtype=torch.int32)
+        in_prompt = torch.zeros((len(rows), vocabulary), dtype=torch.bool)
+        for index, row in enumerate(rows):
+            if not _is_penalized(row.sampling):
+                continue
             in_prompt[index, row.token_ids[: row.num_prompt_tokens]] = True
-            np.add.at(counts[index], row.token_ids[row.num_prompt_tokens :], 1)
-    bias_ids, bias_values = torch.from_numpy(ids).to(device), torch.from_numpy(values).to(device)
+            np.add.at(counts[index].numpy(), row.token_ids[row.num_prompt_tokens :], 1)
+        counts, in_prompt = counts.to(device), in_prompt.to(device)
     return RowSampling(
         temperature, top_k.int(), top_p, min_p, seeds, token_index, repetition, frequency, presence,
-        bias_ids, bias_values,
-        None if counts is None else torch.from_numpy(counts).to(device),
-        None if in_prompt is None else torch.from_numpy(in_prompt).to(device),
+        bias_ids, bias_values, counts, in_prompt,
     )  # fmt: skip
 
 
@@ -247,18 +250,10 @@ def draw_compiled(scores: Tensor, best: np.ndarray, rows: RowSampling) -> Tensor
     """As `draw`, in one compiled pass; `best` is each row's best token, and becomes the drawn one."""
     from kernels.cpu import sampling
 
-    sampling.draw(
-        scores.contiguous().numpy(),
-        rows.temperature.numpy(),
-        rows.top_k.numpy(),
-        rows.top_p.numpy(),
-        rows.min_p.log().numpy(),
-        rows.seeds.numpy(),
-        rows.token_index.numpy(),
-        np.float32(GREEDY_BELOW_TEMPERATURE),
-        best,
-        jit.use_threads(torch.get_num_threads()),
-    )
+    floats = torch.stack((rows.temperature, rows.top_p, rows.min_p.log())).numpy()
+    integers = torch.stack((rows.top_k, rows.seeds, rows.token_index)).numpy()
+    greedy_below, workers = np.float32(GREEDY_BELOW_TEMPERATURE), jit.use_threads(torch.get_num_threads())
+    sampling.draw(scores.contiguous().numpy(), floats, integers, greedy_below, best, workers)
     return torch.from_numpy(best)
 
 

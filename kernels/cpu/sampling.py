@@ -87,49 +87,40 @@ def threshold_of(scores: Any, masses: Any, best: Any, unit: Any, wanted: Any) ->
 
 
 @compiled(parallel=True)
-def draw(
-    scores: Any,
-    temperatures: Any,
-    top_k: Any,
-    top_p: Any,
-    least_distances: Any,
-    seeds: Any,
-    token_index: Any,
-    greedy_below: Any,
-    winners: Any,
-    workers: int,
-) -> None:
-    """Replaces `winners[row]`, the best token of `scores[row]` (float32, no NaN), by the drawn one
-    where the row's temperature is not below `greedy_below`. Rows share nothing."""
+def draw(scores: Any, floats: Any, integers: Any, greedy_below: Any, winners: Any, workers: int) -> None:
+    """Replaces `winners[row]`, the best token of `scores[row]` (float32, no NaN), by the drawn one where the
+    temperature is not below `greedy_below`. `floats`: temperature, top-p, logarithm of min-p; `integers`:
+    top-k, seed, token index; each a row of `[3, rows]`."""
     width = scores.shape[1]
     for worker in prange(workers):
         masses = np.empty(width, np.int64)
         values = np.empty(SEARCHED_AT_ONCE, np.float32)
         for row in range(worker, scores.shape[0], workers):
-            temperature = temperatures[row]
+            temperature, top_p, least = floats[0, row], floats[1, row], floats[2, row]
+            top_k, seed, token_index = integers[0, row], integers[1, row], integers[2, row]
             if temperature < greedy_below:
                 continue
             mine, best, threshold = scores[row], scores[row, winners[row]], NO_CHANCE
-            if 0 < top_k[row] < width:
+            if 0 < top_k < width:
                 masses[:] = 1
-                threshold = threshold_of(mine, masses, best, np.float32(1), np.int64(top_k[row]))
-            if top_p[row] < 1:
+                threshold = threshold_of(mine, masses, best, np.float32(1), top_k)
+            if top_p < 1:
                 total = np.int64(0)
                 for token in range(width):
                     share = exp_nonpositive((mine[token] - best) / temperature) * WHOLE
                     masses[token] = np.int64(share) if mine[token] >= threshold else 0
                 for token in range(width):
                     total += masses[token]
-                wanted = max(np.int64(1), np.int64(np.ceil(np.float64(top_p[row]) * np.float64(total))))
+                wanted = max(np.int64(1), np.int64(np.ceil(np.float64(top_p) * np.float64(total))))
                 threshold = max(threshold, threshold_of(mine, masses, best, temperature, wanted))
-            first = key_of(seeds[row], token_index[row], FIRST_SALT)
-            second = key_of(seeds[row], token_index[row], SECOND_SALT)
+            first = key_of(seed, token_index, FIRST_SALT)
+            second = key_of(seed, token_index, SECOND_SALT)
             most = NO_CHANCE
             for start in range(0, width, SEARCHED_AT_ONCE):
                 part = mine[start : start + SEARCHED_AT_ONCE]
                 for token in range(part.shape[0]):
                     distance = (part[token] - best) / temperature
-                    is_kept = part[token] >= threshold and distance >= least_distances[row]
+                    is_kept = part[token] >= threshold and distance >= least
                     noisy = distance + noise_of(start + token, first, second)
                     values[token] = noisy if is_kept else NO_CHANCE
                 local = greatest_of(values[: part.shape[0]])

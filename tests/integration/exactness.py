@@ -1,12 +1,12 @@
-"""Comparison of the engine's output with transformers' own `generate`.
+"""Comparison of the engine's output with transformers' own `generate`, greedy or with seeded draws.
 
 The engine runs for real: `EngineCore` over a `TorchRunner`, a small block pool, small steps, requests that
 arrive at random, leases that run dry, sequences that are taken out and put back in. All randomness is
 seeded.
 
-The rule: compare up to the first divergence. It is allowed only where the reference's two best logits lie
-within `TIE_TOLERANCE` and the engine took one of these two (products of other batch sizes round
-differently). Then the reference is forced onto the engine's token and goes on from there.
+The rule: compare up to the first divergence. It is allowed only where the reference's two best scores (of a
+draw: logits plus noise) lie within `TIE_TOLERANCE` and the engine took one of these two (products of other
+batch sizes round differently). Then the reference is forced onto the engine's token and goes on from there.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import transformers
+from msgspec.structs import replace
 
 from engine.core.core import EngineConfig, EngineCore
 from engine.core.model_runner import Sampled, SequenceSlice
@@ -27,11 +28,17 @@ from engine.messages import ModelInfo, SamplingParams, SequenceOutcome, Submit
 from engine.model.runner import TorchRunner
 from engine.scheduling.options import PolicyOptions
 from engine.sequence import Sequence as EngineSequence
-from engine.sequence import SequenceStatus
+from engine.sequence import SequenceStatus, stable_seed
+from tests.support.plain_sampler import noisy
 
 TIE_TOLERANCE = 1e-4
-"""Of the two best logits, relative to the largest absolute logit of the row."""
+"""Of the two best scores, relative to the largest absolute logit of the row."""
 GREEDY = SamplingParams(temperature=0.0)
+SAMPLED = (
+    SamplingParams(temperature=0.7),
+    SamplingParams(temperature=1.3, top_p=0.9, frequency_penalty=0.4),
+    SamplingParams(top_k=20, min_p=0.02, repetition_penalty=1.2, logit_bias={7: 2.0}),
+)
 MAX_DIVERGENT_SHARE = 0.001
 """Of all tokens; such a divergence is a tie that was rounded the other way."""
 MAX_STEPS = 5_000
@@ -40,12 +47,29 @@ GATEWAY = "gateway-under-test"
 
 @dataclass(frozen=True)
 class Job:
-    """One greedy generation."""
+    """One generation."""
 
     job_id: str
     tenant_id: str
     prompt: list[int]
     max_tokens: int
+    sampling: SamplingParams = GREEDY
+
+    def submit(self, **options: Any) -> Submit:
+        return Submit(
+            sequence_id=self.job_id,
+            request_id=self.job_id,
+            tenant_id=self.tenant_id,
+            prompt_token_ids=self.prompt,
+            max_tokens=self.max_tokens,
+            sampling=self.sampling,
+            **options,
+        )
+
+    def scores(self, logits: torch.Tensor, output: list[int]) -> torch.Tensor:
+        """The scores whose greatest is the token after `output`, in units of the logits."""
+        seed = stable_seed(self.submit(lease_tokens=1))
+        return torch.from_numpy(noisy(logits.numpy(), self.sampling, seed, self.prompt, output))
 
 
 @dataclass(frozen=True)
@@ -143,7 +167,7 @@ class NoText:
 def random_jobs(
     count: int, *, seed: int, most_tokens: int, prompt_tokens: Sequence[int] = (1, 2, 9, 23, 40, 61)
 ) -> list[Job]:
-    """Of three tenants. Most prompts begin as others of their tenant do."""
+    """Of three tenants. Most prompts begin as others of their tenant do; every second job is sampled."""
     generator = random.Random(seed)
 
     def some(tokens: int) -> list[int]:
@@ -155,7 +179,9 @@ def random_jobs(
         prompt = some(generator.choice(prompt_tokens))
         if generator.random() < 0.7:
             prompt = stems[number % 3][: generator.choice((9, 20, 28))] + prompt[:20]
-        jobs.append(Job(f"job-{number}", f"tenant-{number % 3}", prompt, generator.randint(4, most_tokens)))
+        tenant, most = f"tenant-{number % 3}", generator.randint(4, most_tokens)
+        sampling = replace(SAMPLED[number // 2 % len(SAMPLED)], seed=number) if number % 2 else GREEDY
+        jobs.append(Job(f"job-{number}", tenant, prompt, most, sampling))
     return jobs
 
 
@@ -208,7 +234,13 @@ def run_engine(
             job = arriving.pop()
             in_pieces = generator.random() < run.lease_share
             leases[job.job_id] = generator.randint(1, 6) if in_pieces else job.max_tokens
-            assert core.submit(_submit(job, leases[job.job_id], run, generator), GATEWAY) is None
+            submit = job.submit(
+                lease_tokens=leases[job.job_id],
+                tier=generator.choice(run.tiers),
+                predicted_output_tokens=generator.choice(run.predicted),
+                deadline_in_s=generator.choice((None, 0.5, 5.0)),
+            )
+            assert core.submit(submit, GATEWAY) is None
         for sequence in list(core.table.sequences.values()):
             if not sequence.may_emit and generator.random() < 0.5:
                 met["paused"] += sequence.state is SequenceStatus.PAUSED
@@ -240,21 +272,6 @@ def run_engine(
     return emitted, met
 
 
-def _submit(job: Job, lease_tokens: int, run: Run, generator: random.Random) -> Submit:
-    return Submit(
-        sequence_id=job.job_id,
-        request_id=job.job_id,
-        tenant_id=job.tenant_id,
-        prompt_token_ids=job.prompt,
-        max_tokens=job.max_tokens,
-        lease_tokens=lease_tokens,
-        sampling=GREEDY,
-        tier=generator.choice(run.tiers),
-        predicted_output_tokens=generator.choice(run.predicted),
-        deadline_in_s=generator.choice((None, 0.5, 5.0)),
-    )
-
-
 def _move(core: EngineCore, sequence: EngineSequence, met: Counter[str]) -> None:
     """Out and in again."""
     is_swapped = sequence.state is SequenceStatus.SWAPPED
@@ -280,19 +297,24 @@ def _note_decisions(core: EngineCore, waiting: set[str], met: Counter[str]) -> N
             )
 
 
-def generate(model: Any, prompt: list[int], max_tokens: int, eos_token_ids: list[int]) -> list[int]:
-    """transformers' own greedy output for one prompt alone."""
-    token_ids = torch.tensor([prompt])
+def generate(model: Any, job: Job, forced: list[int], eos_token_ids: list[int]) -> list[int]:
+    """transformers' own output for one job alone, whose first tokens are `forced`."""
+    token_ids = torch.tensor([job.prompt + forced])
+
+    def choose(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        return job.scores(logits[0], ids[0, len(job.prompt) :].tolist())[None]
+
     with torch.inference_mode():
         output = model.generate(
             token_ids,
             attention_mask=torch.ones_like(token_ids),
             do_sample=False,
-            max_new_tokens=max_tokens,
+            max_new_tokens=job.max_tokens - len(forced),
             eos_token_id=eos_token_ids or None,
             pad_token_id=0,
+            logits_processor=[] if job.sampling == GREEDY else [choose],
         )
-    generated: list[int] = output[0, len(prompt) :].tolist()
+    generated: list[int] = output[0, len(job.prompt) :].tolist()
     return generated
 
 
@@ -307,7 +329,7 @@ class Reference:
     def answer(self, job: Job) -> list[int]:
         """`generate`'s tokens, the end-of-sequence token included."""
         if job.job_id not in self._answers:
-            self._answers[job.job_id] = generate(self._model, job.prompt, job.max_tokens, self._eos)
+            self._answers[job.job_id] = generate(self._model, job, [], self._eos)
         return self._answers[job.job_id]
 
     def divergences(self, job: Job, emitted: list[int]) -> int:
@@ -322,17 +344,15 @@ class Reference:
             self._assert_tie(job, emitted, index)
             count += 1
             forced = emitted[: index + 1]
-            expected = list(forced)
-            if forced[-1] not in self._eos and len(forced) < job.max_tokens:
-                rest = job.max_tokens - len(forced)
-                expected += generate(self._model, job.prompt + forced, rest, self._eos)
+            is_over = forced[-1] in self._eos or len(forced) == job.max_tokens
+            expected = forced if is_over else generate(self._model, job, forced, self._eos)
         return count
 
     def _assert_tie(self, job: Job, emitted: list[int], index: int) -> None:
         with torch.inference_mode():
             token_ids = torch.tensor([job.prompt + emitted[:index]])
             logits = self._model(input_ids=token_ids, use_cache=False).logits[0, -1]
-        best = logits.topk(2)
+        best = job.scores(logits, emitted[:index]).topk(2)
         gap = float(best.values[0] - best.values[1]) / float(logits.abs().max())
         assert gap <= TIE_TOLERANCE, (
             f"{job.job_id}: token {index} differs, and the two best are {gap:.2g} apart"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from engine.messages import SamplingParams
 
 GREEDY_BELOW = 1e-5
+LOW = 0xFFFF_FFFF
 
 
 def adjusted(
@@ -44,13 +46,11 @@ def probabilities(scores: np.ndarray, params: SamplingParams) -> np.ndarray:
 def noise(seed: int, token_index: int, vocabulary: int) -> np.ndarray:
     """Gumbel noise of every token."""
     first, second = (_key(seed, token_index, salt) for salt in (0x9E3779B1, 0x7F4A7C15))
-    numbers = np.empty(vocabulary)
-    for token in range(vocabulary):
-        bits = _shifted((token * 0x9E3779B1 + first) & 0xFFFF_FFFF, 16)
-        bits = _shifted((bits * 0x85EBCA6B & 0xFFFF_FFFF) ^ second, 13)
-        bits = _shifted(bits * 0xC2B2AE35 & 0xFFFF_FFFF, 16)
-        numbers[token] = min(np.float32(bits >> 1) + np.float32(0.5), 2.0**31 - 2**7) / 2**31
-    return -np.log(-np.log1p(-numbers))
+    bits = _shifted((np.arange(vocabulary, dtype=np.uint64) * 0x9E3779B1 + first) & LOW, 16)
+    bits = _shifted((bits * 0x85EBCA6B & LOW) ^ second, 13)
+    bits = _shifted(bits * 0xC2B2AE35 & LOW, 16)
+    uniform = ((bits >> 1).astype(np.float32) + np.float32(0.5)) / 2**31
+    return -np.log(-np.log1p(-np.minimum(uniform, 1 - 2.0**-24).astype(np.float64)))
 
 
 def noisy(
@@ -71,11 +71,11 @@ def noisy(
 def _key(seed: int, token_index: int, salt: int) -> int:
     key = 0
     for word in (token_index ^ salt, seed >> 32, seed):
-        key = _shifted((key ^ word) & 0xFFFF_FFFF, 16)
-        key = _shifted(key * 0x85EBCA6B & 0xFFFF_FFFF, 13)
-        key = _shifted(key * 0xC2B2AE35 & 0xFFFF_FFFF, 16)
+        key = _shifted((key ^ word) & LOW, 16)
+        key = _shifted(key * 0x85EBCA6B & LOW, 13)
+        key = _shifted(key * 0xC2B2AE35 & LOW, 16)
     return key
 
 
-def _shifted(bits: int, places: int) -> int:
+def _shifted(bits: Any, places: int) -> Any:
     return bits ^ (bits >> places)
