@@ -280,7 +280,7 @@ def kept(scores: Tensor, distances: Tensor, rows: RowSampling, wants: Wants) -> 
 def noise(seeds: Tensor, token_index: Tensor, vocabulary: int) -> Tensor:
     """Gumbel noise `[rows, vocabulary]`: minus the logarithm of exponential numbers, from 31 bits of a hash.
     All hashing is in int32, whose products wrap around on every device."""
-    first, second = (_key(seeds, token_index, salt)[:, None] for salt in _SALTS)
+    first, second = _keys(seeds, token_index)[..., None]
     tokens = torch.arange(vocabulary, dtype=torch.int32, device=seeds.device) * _SPREAD
     bits = _shifted(tokens[None] + first, 16)
     bits = _shifted((bits * _MIX) ^ second, 13)
@@ -289,14 +289,16 @@ def noise(seeds: Tensor, token_index: Tensor, vocabulary: int) -> Tensor:
     return uniform.clamp_(max=BELOW_ONE).neg_().log1p_().neg_().log_().neg_()
 
 
-def _key(seeds: Tensor, token_index: Tensor, salt: int) -> Tensor:
-    """A row's key: a hash of seed and token index, by MurmurHash3's finaliser."""
-    key = torch.zeros_like(seeds, dtype=torch.int32)
-    for word in (token_index.to(torch.int32) ^ salt, (seeds >> 32).to(torch.int32), seeds.to(torch.int32)):
-        key = _shifted(key ^ word, 16)
-        key = _shifted(key * _MIX, 13)
-        key = _shifted(key * _MIX_AGAIN, 16)
-    return key
+def _keys(seeds: Tensor, token_index: Tensor) -> Tensor:
+    """Two keys a row `[2, rows]`: hashes of seed and token index, by MurmurHash3's finaliser."""
+    keys = torch.zeros((), dtype=torch.int32, device=seeds.device)
+    index = token_index.to(torch.int32)
+    salted = torch.stack([index ^ salt for salt in _SALTS])
+    for word in (salted, (seeds >> 32).to(torch.int32), seeds.to(torch.int32)):
+        keys = _shifted(keys ^ word, 16)
+        keys = _shifted(keys * _MIX, 13)
+        keys = _shifted(keys * _MIX_AGAIN, 16)
+    return keys
 
 
 def _shifted(bits: Tensor, places: int) -> Tensor:
