@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.core.model_runner import SequenceSlice
-from engine.messages import SamplingParams
 from engine.model.loader import load_runner
+from tests.integration.exactness import Run, random_jobs, run_engine
 from tests.models.random_models import save_random_model
 from tests.support.stand_in_device import DEVICE, StandIn, needs_stand_in
 from tests.support.stand_in_streams import Event, Stream
@@ -24,7 +23,7 @@ def counting() -> torch.Tensor:
     return torch.arange(4, device=DEVICE)
 
 
-WAITS: list[tuple[str, Callable[[torch.Tensor], Any]]] = [
+WAITS: list[tuple[str, Callable[..., Any]]] = [
     ("_local_scalar_dense", lambda x: x[2].item()),
     ("_local_scalar_dense", lambda x: bool(x[2] > 1)),
     ("copy to the host", lambda x: x.tolist()),
@@ -43,12 +42,9 @@ WAITS: list[tuple[str, Callable[[torch.Tensor], Any]]] = [
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(("name", "wait"), WAITS)
-def test_every_wait_is_reported_with_its_line(
-    name: str, wait: Callable[[torch.Tensor], Any], late: bool
-) -> None:
+def test_every_wait_is_reported_with_its_line(name: str, wait: Callable[..., Any], late: bool) -> None:
     with StandIn(late=late) as device, torch.inference_mode():
-        numbers = counting()
-        wait(numbers)
+        wait(counting())
         assert device.unexpected_waits() == [f"{FILE}:{wait.__code__.co_firstlineno} {name}"]
 
 
@@ -60,9 +56,8 @@ def a_step(staging: torch.Tensor, result: torch.Tensor) -> Event:
     rows[rows > 100] = 0
     rows = torch.repeat_interleave(rows, torch.ones_like(rows), output_size=4).scatter_(0, counting()[:1], 7)
     total = torch.cat([rows, rows.gather(0, counting())]).cumsum(0).topk(1).values
-    result.copy_(
-        torch.where(rows > 0, rows, total)[None].float().log_softmax(-1).argmax(-1), non_blocking=True
-    )
+    scores = torch.where(rows > 0, rows, total)[None].float().log_softmax(-1)
+    result.copy_(scores.argmax(-1), non_blocking=True)
     (done := Event(enable_timing=True)).record()
     return done
 
@@ -95,7 +90,13 @@ def test_the_cpus_tensors_are_refused() -> None:
         ):
             with pytest.raises(RuntimeError, match=f"aten.*{FILE}:{mixed.__code__.co_firstlineno}"):
                 mixed()
-        assert (numbers * torch.tensor(2)).tolist() == [0, 2, 4, 6], "a number is no tensor"
+        with pytest.raises(NotImplementedError, match="in place"):
+            numbers.unsqueeze_(0)
+        assert (
+            torch.zeros_like(numbers, device="cpu").add_(1).numpy().tolist()
+            == numbers.histc(4).tolist()
+            == [1] * 4
+        )
         assert (torch.tensor([2**30], dtype=torch.int32, device=DEVICE) * 7 >> 1).tolist() == [-(2**29)]
 
 
@@ -108,6 +109,12 @@ def test_what_is_read_or_written_too_early_shows() -> None:
         done.synchronize()
         assert result.tolist() == [1], "what the buffer held in the end"
         assert torch.empty(2, device=DEVICE).isnan().all(), "memory that was not written"
+        doubled = counting() * (number := torch.tensor(2))
+        number.fill_(9)
+        assert doubled.tolist() == [0, 2, 4, 6], "a number is handed over at the launch"
+        doubled.add_(1)
+    with StandIn():
+        assert doubled.tolist() == [1, 3, 5, 7], "what was queued is done in the end"
 
 
 def test_streams_wait_for_each_other_only_where_said() -> None:
@@ -147,30 +154,15 @@ def test_launches_fail_as_on_a_device() -> None:
             counting()
 
 
-def test_the_engine_gives_the_cpus_tokens(tmp_path: Path) -> None:
-    model_dir = save_random_model("qwen2", tmp_path)
-    runs: list[list[list[int]]] = []
+@pytest.mark.parametrize("late", [False, True])
+def test_the_engine_gives_the_cpus_tokens(late: bool, tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    for device in (None, StandIn(), StandIn(late=True)):
-        name = "cpu" if device is None else str(DEVICE)
-        with device or torch.inference_mode():
-            runner = load_runner(
-                model_dir, num_blocks=8, dtype="float32", device=name, attention="torch-sdpa"
-            )
-            texts, computed = [[5, 6, 7, 8, 9], [100, 3, 4]], [0, 0]
-            for _ in range(12):
-                slices = [
-                    SequenceSlice(
-                        str(i), text, (5, 3)[i], computed[i], len(text) - computed[i], [i, i + 2], True,
-                        SamplingParams(temperature=float(i)), seed=1,
-                    )
-                    for i, text in enumerate(texts)
-                ]  # fmt: skip
-                computed = [len(text) for text in texts]
-                for text, sampled in zip(texts, runner.execute(slices), strict=True):
-                    assert sampled is not None
-                    text.append(sampled.token_id)
-        runs.append(texts)
-        if device is not None:
-            assert {"transformers", "kernels", "engine"} <= {name.split("/")[0] for name in device.launches}
-    assert runs[0] == runs[1] == runs[2]
+    model_dir = save_random_model("qwen2", tmp_path)
+    sizes: dict[str, Any] = {"num_blocks": 36, "block_tokens": 4, "num_host_blocks": 12, "dtype": "float32"}
+    jobs, run = random_jobs(6, seed=7, most_tokens=12), Run(50, 8, num_host_blocks=12, burst=6)
+    on_cpu = load_runner(model_dir, device="cpu", attention="torch-sdpa", **sizes)
+    with StandIn(late=late) as device:
+        emitted, _ = run_engine(load_runner(model_dir, device=str(DEVICE), **sizes), jobs, run)
+    assert emitted == run_engine(on_cpu, jobs, run)[0]
+    assert {name.split("/")[0] for name in device.launches} == {"engine", "kernels", "transformers"}
+    assert {"linear", "scaled_dot_product_attention"} <= {name.split()[1] for name in device.launches}
