@@ -3,7 +3,7 @@
 Inside `with StandIn():` tensors can be made on, moved to and computed on `DEVICE`. Mixing devices raises.
 Every launch, copy and wait is counted with its file and line. Memory that was not written holds garbage.
 With `late` what was launched runs only when it is waited for: a staging buffer written again too early and a
-result read too early show. Needs torch's `_setup_privateuseone_for_python_backend`.
+result read too early show. Without, it runs at once: a result buffer that two steps share shows.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from torch.utils import backend_registration
 from tests.support.stand_in_operators import each_tensor, fill, garbage_like, spoil, way_of, written_by
 from tests.support.stand_in_streams import Stream, active, current, where
 
-HAS_STAND_IN = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
-needs_stand_in = pytest.mark.skipif(not HAS_STAND_IN, reason="this torch has no backends in Python")
+SETUP = "_setup_privateuseone_for_python_backend"
+HAS_STAND_IN = hasattr(backend_registration, SETUP)
+needs_stand_in = pytest.mark.skipif(not HAS_STAND_IN, reason=f"no stand-in device: torch lacks {SETUP}")
 DEVICE = torch.device("privateuseone", 0)
 """Called "standin:0" once a `StandIn` was entered."""
 Named = dict[str, Any]
@@ -219,13 +220,10 @@ class StandIn:
 @cache
 def _backend() -> Any:
     """Sets it up for the process; not as an accelerator, which torch would use in other tests."""
-    module, dummy_hook = (
-        backend_registration._DummyBackendModule(),
-        backend_registration._DummyPrivateUse1Hook,
-    )
+    module, dummy = backend_registration._DummyBackendModule(), backend_registration._DummyPrivateUse1Hook
     module.is_available, module.device_count = lambda: False, lambda: 0
-    hook = type("HiddenHook", (dummy_hook,), {"is_available": lambda hook: False})
-    backend_registration._setup_privateuseone_for_python_backend("standin", module, hook())
+    hook = type("HiddenHook", (dummy,), {"is_available": lambda hook: False})
+    getattr(backend_registration, SETUP)("standin", module, hook())
     library = torch.library.Library("aten", "IMPL")
 
     def run(func: Any, *args: Any, **kwargs: Any) -> Any:
