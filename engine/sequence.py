@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from engine.entry import QueueEntry
 from engine.messages import Decision, DecodeShare, RunningSequence, SequenceOutcome, SequenceState, Submit
+from engine.sizes import DECODE_TOKENS
 
 if TYPE_CHECKING:
     from engine.kv.host import SwapOut
@@ -125,7 +126,22 @@ class Sequence:
     computed_tokens: int = 0
     """Tokens whose keys and values are in the cache now."""
     ever_computed_tokens: int = 0
-    """Maximum of `computed_tokens` so far; tokens below it are never charged again."""
+    """Maximum of `computed_tokens` so far, without what is in flight; tokens below it are never charged
+    again."""
+    pending_tokens: int = 0
+    """Output tokens at the end of `token_ids` that steps in flight will choose: their ids are not known."""
+    in_flight_tokens: int = 0
+    """Of `computed_tokens`, those of steps in flight."""
+    in_flight_first_time: int = 0
+    """Of those, prompt tokens computed for the first time."""
+    launches_dropped: int = 0
+    """How often what was in flight for it was dropped: what was launched before comes to nothing."""
+    row: int = -1
+    """Its place in the model runner while it runs."""
+    has_begun: bool = False
+    """The model runner knows that it has this row."""
+    is_chained: bool = False
+    """Its row has its last token already: the step before chose it there."""
     charged_prompt_tokens: int = 0
     """Prompt tokens charged: at the start all that are not cached; corrected at the end."""
     recomputed_tokens: int = 0
@@ -225,6 +241,16 @@ class Sequence:
         return len(self.token_ids) - self.prompt_tokens
 
     @property
+    def known_tokens(self) -> int:
+        """Emitted tokens whose ids are known."""
+        return len(self.token_ids) - self.prompt_tokens - self.pending_tokens
+
+    @property
+    def is_ending(self) -> bool:
+        """Its last token is in flight: it needs no further step, and gives way to none."""
+        return self.emitted_tokens >= self.submit.max_tokens
+
+    @property
     def predicted_tokens(self) -> int:
         """Tokens in the cache at its end, as predicted."""
         return self.prompt_tokens + self.predicted_output_tokens
@@ -247,7 +273,7 @@ class Sequence:
     def is_prefilling(self) -> bool:
         """Whether its next tokens are those of a prompt, or are computed once more after a preemption."""
         computed = self.computed_tokens
-        return computed < self.prompt_tokens or len(self.token_ids) - computed > 1
+        return computed < self.prompt_tokens or len(self.token_ids) - computed > DECODE_TOKENS
 
     @property
     def may_emit(self) -> bool:
@@ -259,11 +285,10 @@ class Sequence:
     def is_out_of_time(self) -> bool:
         return self.lease_gpu_us is not None and self.gpu_us >= self.lease_gpu_us
 
-    def first_time_prompt_tokens(self, tokens: int) -> int:
-        """Number of prompt tokens among the next `tokens` that were never computed before."""
-        before = max(self.computed_tokens, self.ever_computed_tokens)
-        after = min(self.computed_tokens + tokens, self.prompt_tokens)
-        return max(0, after - before)
+    def first_time_prompt_tokens(self, position: int, tokens: int) -> int:
+        """Number of prompt tokens among the `tokens` from `position` that were never computed before."""
+        before = max(position, self.ever_computed_tokens)
+        return max(0, min(position + tokens, self.prompt_tokens) - before)
 
     def computed_chunk(self, now_s: float, tokens: int) -> None:
         if len(self.chunks) == MAX_CHUNKS:
@@ -313,7 +338,7 @@ class Sequence:
             state=self.state.value,
             prompt_tokens=self.prompt_tokens,
             computed_tokens=self.computed_tokens,
-            emitted_tokens=self.emitted_tokens,
+            emitted_tokens=self.known_tokens,
             max_tokens=self.submit.max_tokens,
             predicted_output_tokens=self.predicted_output_tokens,
             lease_tokens=self.lease_tokens,

@@ -1,31 +1,34 @@
 """`PackedBatch`: the tokens of one step and the places of their contexts in the paged cache.
 
 A step's tokens are one ragged row, sequence after sequence, without padding. The cache of one layer is two
-tensors `[blocks, block_tokens, kv_heads, head_dim]`; slot `block * block_tokens + offset` is one token's."""
+tensors `[blocks, block_tokens, kv_heads, head_dim]`; slot `block * block_tokens + offset` is one token's.
+What the host knows (lengths, where tables begin) is in lists; positions and slots are computed where the
+block tables are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 
 @dataclass(frozen=True, slots=True)
 class RowTables:
-    """Positions of the packed rows as arrays, for compiled kernels and without a loop over tokens."""
+    """Positions of the packed rows as arrays, for compiled kernels on a CPU."""
 
     contexts: Integers
     """`[tokens]`: number of tokens that a row may see, itself included; its position is one less."""
     table_starts: Integers
     """`[tokens]`: where in `tables` the row's sequence begins."""
     tables: Integers
-    """All sequences' used blocks, one after the other."""
+    """Block tables, one after the other."""
     slots: Integers
     """`[tokens]`: where a row's key and value are written."""
     most_context: int
@@ -43,16 +46,31 @@ class RowTables:
 @dataclass(slots=True)
 class PackedBatch:
     """One step's ragged batch. Sequence i owns rows `cu_seqlens_q[i] : cu_seqlens_q[i + 1]`, the last tokens
-    of a context of `context_lens[i]` tokens, whose keys and values lie in `block_tables[i]`."""
+    of a context of `context_lens[i]` tokens, whose blocks `tables` names from `table_starts[i]` on. Tensors
+    are int64, on the device."""
 
     cu_seqlens_q: list[int]
     context_lens: list[int]
-    block_tables: list[list[int]]
+    table_starts: list[int]
+    tables: Tensor
+    contexts: Tensor
+    """`[sequences]`: `context_lens`, on the device."""
+    token_contexts: Tensor
+    """`[tokens]`: number of tokens that a row may see, itself included."""
+    token_tables: Tensor
+    """`[tokens]`: where in `tables` the row's sequence begins."""
+    slots: Tensor
+    """`[tokens]`: where each row's key and value are written."""
     block_tokens: int
-    rows: RowTables
-    device: torch.device
+    fresh: Tensor | None = None
+    """Where in `tables` the blocks are whose first slot is written in this step; None on a CPU, where they
+    are found by the slots."""
     derived: dict[Any, Any] = field(default_factory=dict)
     """A value that a kernel derived from the tables, cached for the step's other layers."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.tables.device
 
     @property
     def num_sequences(self) -> int:
@@ -63,25 +81,78 @@ class PackedBatch:
         return self.cu_seqlens_q[-1]
 
     @property
-    def slots(self) -> torch.Tensor:
-        """`[tokens]` int64: where each row's key and value are written."""
-        slots: torch.Tensor | None = self.derived.get("slots")
-        if slots is None:
-            slots = self.derived["slots"] = torch.from_numpy(self.rows.slots).to(self.device)
-        return slots
+    def rows(self) -> RowTables:
+        """The same as arrays; on a CPU only."""
+        rows: RowTables | None = self.derived.get("rows")
+        if rows is None:
+            rows = self.derived["rows"] = RowTables(
+                contexts=self.token_contexts.numpy(),
+                table_starts=self.token_tables.numpy(),
+                tables=self.tables.numpy(),
+                slots=self.slots.numpy(),
+                most_context=max(self.context_lens, default=0),
+            )
+        return rows
 
     @property
-    def fresh_blocks(self) -> torch.Tensor | None:
+    def fresh_blocks(self) -> Tensor | None:
         """`[n]` int64: blocks whose first slot is written in this step; None: there are none."""
         if "fresh_blocks" not in self.derived:
-            fresh = self.rows.slots[self.rows.slots % self.block_tokens == 0] // self.block_tokens
-            self.derived["fresh_blocks"] = torch.from_numpy(fresh).to(self.device) if fresh.size else None
-        blocks: torch.Tensor | None = self.derived["fresh_blocks"]
+            if self.fresh is not None:
+                fresh = self.tables.index_select(0, self.fresh)
+            else:
+                fresh = self.slots[self.slots % self.block_tokens == 0] // self.block_tokens
+            self.derived["fresh_blocks"] = fresh if fresh.shape[0] else None
+        blocks: Tensor | None = self.derived["fresh_blocks"]
         return blocks
 
     def query_tokens(self, index: int) -> int:
         """Rows of sequence `index` in this step."""
         return self.cu_seqlens_q[index + 1] - self.cu_seqlens_q[index]
+
+    def table(self, index: int) -> Tensor:
+        """The used blocks of sequence `index`: a part of `tables`."""
+        start, used = self.table_starts[index], -(-self.context_lens[index] // self.block_tokens)
+        return self.tables[start : start + used]
+
+
+def lay_out(
+    query_lens: Sequence[int],
+    context_lens: Sequence[int],
+    table_starts: Sequence[int],
+    tables: Tensor,
+    starts: Tensor,
+    contexts: Tensor,
+    queries: Tensor | None,
+    *,
+    block_tokens: int,
+    fresh: Tensor | None = None,
+) -> PackedBatch:
+    """The batch of sequences whose tables begin in `tables` at `starts`. `starts`, `contexts` and `queries`
+    `[sequences]` are `table_starts`, `context_lens` and `query_lens` on the device; `queries` None: every
+    sequence computes one token."""
+    ends = list(accumulate(query_lens))
+    token_contexts, token_tables = contexts, starts
+    if queries is not None:
+        tokens = ends[-1] if ends else 0
+        firsts = contexts - queries.cumsum(0) + 1  # of a row's context, less its place in the batch
+        token_contexts = firsts.repeat_interleave(queries, output_size=tokens)
+        token_contexts = token_contexts + torch.arange(tokens, device=tables.device)
+        token_tables = starts.repeat_interleave(queries, output_size=tokens)
+    positions = token_contexts - 1
+    blocks = tables.index_select(0, token_tables + positions // block_tokens)
+    return PackedBatch(
+        cu_seqlens_q=[0, *ends],
+        context_lens=list(context_lens),
+        table_starts=list(table_starts),
+        tables=tables,
+        contexts=contexts,
+        token_contexts=token_contexts,
+        token_tables=token_tables,
+        slots=blocks * block_tokens + positions % block_tokens,
+        block_tokens=block_tokens,
+        fresh=fresh,
+    )
 
 
 def pack(
@@ -92,50 +163,43 @@ def pack(
     block_tokens: int,
     device: torch.device,
 ) -> PackedBatch:
-    """Packs sequences; the last `query_lens[i]` of `context_lens[i]` tokens are computed now. Raises
-    `ValueError` where that is none or more than the context, or a block table is too short."""
+    """Packs sequences with tables from the host; the last `query_lens[i]` of `context_lens[i]` tokens are
+    computed now. Raises `ValueError` where that is none or more than the context, or a table is too short."""
     if not len(query_lens) == len(context_lens) == len(block_tables):
         raise ValueError("query_lens, context_lens and block_tables must have one entry a sequence")
-    queries = np.array(query_lens, dtype=np.int64)
-    contexts = np.array(context_lens, dtype=np.int64)
-    blocks = np.array([len(table) for table in block_tables], dtype=np.int64)
-    _validate(queries, contexts, blocks, block_tokens)
-    ends = queries.cumsum()
-    starts = blocks.cumsum() - blocks
-    tables = np.fromiter(chain.from_iterable(block_tables), dtype=np.int64, count=int(blocks.sum()))
-    num_tokens = int(ends[-1]) if ends.size else 0
-    if num_tokens == len(queries):  # every sequence computes one token: a row is a sequence
-        row_contexts, row_starts = contexts, starts
-    else:
-        row_contexts = np.repeat(contexts - ends + 1, queries) + np.arange(num_tokens)
-        row_starts = np.repeat(starts, queries)
-    positions = row_contexts - 1
-    slots = tables[row_starts + positions // block_tokens] * block_tokens + positions % block_tokens
-    return PackedBatch(
-        cu_seqlens_q=[0, *ends.tolist()],
-        context_lens=list(context_lens),
-        block_tables=list(block_tables),
+    for query, context, table in zip(query_lens, context_lens, block_tables, strict=True):
+        if not 1 <= query <= context:
+            raise ValueError(f"a sequence computes {query} tokens of a context of {context}")
+        if context > len(table) * block_tokens:
+            raise ValueError(
+                f"a context of {context} tokens does not fit in {len(table)} blocks of {block_tokens}"
+            )
+    starts = list(accumulate((len(table) for table in block_tables), initial=0))[: len(block_tables)]
+    fresh = [
+        start + index
+        for start, query, context in zip(starts, query_lens, context_lens, strict=True)
+        for index in fresh_entries(context - query, query, block_tokens)
+    ]
+
+    def placed(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64).to(device)
+
+    return lay_out(
+        query_lens,
+        context_lens,
+        starts,
+        placed(list(chain.from_iterable(block_tables))),
+        placed(starts),
+        placed(list(context_lens)),
+        placed(list(query_lens)),
         block_tokens=block_tokens,
-        rows=RowTables(
-            contexts=row_contexts,
-            table_starts=row_starts,
-            tables=tables,
-            slots=slots,
-            most_context=max(context_lens, default=0),
-        ),
-        device=device,
+        fresh=None if device.type == "cpu" else placed(fresh),
     )
 
 
-def _validate(queries: Integers, contexts: Integers, blocks: Integers, block_tokens: int) -> None:
-    wrong = np.flatnonzero((queries < 1) | (queries > contexts))
-    if wrong.size:
-        query, context = queries[wrong[0]], contexts[wrong[0]]
-        raise ValueError(f"a sequence computes {query} tokens of a context of {context}")
-    wrong = np.flatnonzero(contexts > blocks * block_tokens)
-    if wrong.size:
-        context, count = contexts[wrong[0]], blocks[wrong[0]]
-        raise ValueError(f"a context of {context} tokens does not fit in {count} blocks of {block_tokens}")
+def fresh_entries(position: int, num_tokens: int, block_tokens: int) -> range:
+    """Entries of a block table whose block's first slot is among the `num_tokens` from `position`."""
+    return range(-(-position // block_tokens), -(-(position + num_tokens) // block_tokens))
 
 
 def array_of(tensor: torch.Tensor) -> Any:

@@ -26,9 +26,8 @@ def write_kv(
     value_cache.view(-1, *value_cache.shape[2:]).index_copy_(0, batch.slots, value)
 
 
-def gather_context(cache: torch.Tensor, block_table: list[int], context_len: int) -> torch.Tensor:
+def gather_context(cache: torch.Tensor, blocks: torch.Tensor, context_len: int) -> torch.Tensor:
     """The first `context_len` tokens of a sequence out of a paged cache: `[context, kv_heads, head_dim]`."""
-    blocks = torch.tensor(block_table, dtype=torch.int64, device=cache.device)
     return cache.index_select(0, blocks).reshape(-1, *cache.shape[2:])[:context_len]
 
 
@@ -91,7 +90,7 @@ def paged_attention(
     outputs = []
     for index, context_len in enumerate(batch.context_lens):
         start, end = batch.cu_seqlens_q[index], batch.cu_seqlens_q[index + 1]
-        table = batch.block_tables[index]
+        table = batch.table(index)
         attended = dense_attention(
             query[start:end].transpose(0, 1)[None],
             gather_context(key_cache, table, context_len).transpose(0, 1)[None],

@@ -6,6 +6,7 @@ in one call; prefill chunks go one by one. Tables and masks are built once a ste
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -13,16 +14,19 @@ from torch.nn.functional import scaled_dot_product_attention
 from kernels.batch import PackedBatch
 from kernels.reference import causal_mask, dense_attention
 
+LARGEST = 64
+"""`sort_key` of a sequence that computes several tokens."""
+
 
 @dataclass(slots=True)
 class DecodeGroup:
-    """Decoding sequences whose tables are of similar length, padded to the longest."""
+    """Neighbouring sequences that decode, with tables of similar length, padded to the longest."""
 
-    rows: torch.Tensor | None
-    """`[sequences]` int64: their rows in the packed batch; None: all rows, in order."""
+    start: int
+    """The first one's row in the packed batch; each has one row."""
+    end: int
     blocks: torch.Tensor
     """`[sequences * blocks]` int64. Padding repeats a sequence's own first block."""
-    sequences: int
     context_lens: torch.Tensor
     """`[sequences, 1]` int64."""
 
@@ -50,30 +54,16 @@ def paged_attention(
 ) -> torch.Tensor:
     """As `kernels.reference.paged_attention`."""
     decodes, chunks = _plan(batch)
-    whole = not chunks and len(decodes) == 1 and decodes[0].rows is None
-    output = None if whole else query.new_empty(*query.shape[:2], value_cache.shape[-1])
+    output = query.new_empty(*query.shape[:2], value_cache.shape[-1])
     for number, group in enumerate(decodes):
-        rows = query if group.rows is None else query.index_select(0, group.rows)
-        keys, values = (
-            _gather(key_cache, group.blocks, group.sequences),
-            _gather(value_cache, group.blocks, group.sequences),
-        )
-        attended = _attend_one(
-            rows,
-            keys,
-            values,
-            _decode_mask(batch, number, group, keys.shape[2], sliding_window),
-            scale,
-            softcap,
-            sinks,
-        )
-        if output is None:
+        sequences = group.end - group.start
+        keys = _gather(key_cache, group.blocks, sequences)
+        values = _gather(value_cache, group.blocks, sequences)
+        mask = _decode_mask(batch, number, group, keys.shape[2], sliding_window)
+        attended = _attend_one(query[group.start : group.end], keys, values, mask, scale, softcap, sinks)
+        if sequences == batch.num_tokens:
             return attended
-        if group.rows is None:
-            output.copy_(attended)
-        else:
-            output.index_copy_(0, group.rows, attended)
-    assert output is not None
+        output[group.start : group.end] = attended
     for chunk in chunks:
         keys = _gather(key_cache, chunk.blocks, 1)[:, :, : chunk.context_len]
         values = _gather(value_cache, chunk.blocks, 1)[:, :, : chunk.context_len]
@@ -93,50 +83,44 @@ def paged_attention(
 
 
 def _plan(batch: PackedBatch) -> tuple[list[DecodeGroup], list[PrefillChunk]]:
-    """Groups the decodes by the power of two above their number of blocks: padding is less than half."""
+    """Groups neighbouring decodes by the power of two above their number of blocks: padding is less than
+    half. Runners put decodes of a size beside each other (`sort_key`)."""
     cached: tuple[list[DecodeGroup], list[PrefillChunk]] | None = batch.derived.get("sdpa")
     if cached is not None:
         return cached
-    members: dict[int, list[int]] = {}
-    chunks: list[PrefillChunk] = []
-    for index, context_len in enumerate(batch.context_lens):
-        num_blocks = -(-context_len // batch.block_tokens)
-        if batch.query_tokens(index) == 1:
-            members.setdefault((num_blocks - 1).bit_length(), []).append(index)
-        else:
-            chunks.append(
-                PrefillChunk(
-                    start=batch.cu_seqlens_q[index],
-                    end=batch.cu_seqlens_q[index + 1],
-                    context_len=context_len,
-                    blocks=_indices(batch.block_tables[index][:num_blocks], batch.device),
-                )
-            )
     groups: list[DecodeGroup] = []
-    for indices in members.values():
-        lens = [batch.context_lens[index] for index in indices]
-        width = -(-max(lens) // batch.block_tokens)
-        blocks: list[int] = []
-        for index, context_len in zip(indices, lens, strict=True):
-            used = -(-context_len // batch.block_tokens)
-            table = batch.block_tables[index]
-            blocks += table[:used]
-            blocks += table[:1] * (width - used)
-        everything = len(indices) == batch.num_tokens
-        groups.append(
-            DecodeGroup(
-                rows=None if everything else _indices([batch.cu_seqlens_q[i] for i in indices], batch.device),
-                blocks=_indices(blocks, batch.device),
-                sequences=len(indices),
-                context_lens=_indices(lens, batch.device)[:, None],
-            )
-        )
+    chunks: list[PrefillChunk] = []
+    sizes = [
+        sort_key(batch.query_tokens(index), context_len, batch.block_tokens)
+        for index, context_len in enumerate(batch.context_lens)
+    ]
+    for size, members in groupby(range(batch.num_sequences), key=sizes.__getitem__):
+        indices = list(members)
+        if size < LARGEST:
+            groups.append(_decode_group(batch, indices[0], indices[-1] + 1))
+            continue
+        for index in indices:
+            start, end = batch.cu_seqlens_q[index : index + 2]
+            chunks.append(PrefillChunk(start, end, batch.context_lens[index], batch.table(index)))
     batch.derived["sdpa"] = (groups, chunks)
     return groups, chunks
 
 
-def _indices(values: list[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int64, device=device)
+def sort_key(query_tokens: int, context_len: int, block_tokens: int) -> int:
+    """Sequences of one key are attended to together, where they are neighbours; `LARGEST`: alone."""
+    return ((context_len - 1) // block_tokens).bit_length() if query_tokens == 1 else LARGEST
+
+
+def _decode_group(batch: PackedBatch, first: int, end: int) -> DecodeGroup:
+    width = -(-max(batch.context_lens[first:end]) // batch.block_tokens)
+    start = batch.cu_seqlens_q[first]
+    contexts = batch.contexts[first:end, None]
+    starts = batch.token_tables[start : start + end - first, None]
+    entries = torch.arange(width, device=batch.device)[None, :]
+    # What follows a sequence's table may be anything, a NaN times a weight of zero included.
+    entries = torch.where(entries * batch.block_tokens < contexts, entries, 0)
+    blocks = batch.tables.index_select(0, (starts + entries).view(-1))
+    return DecodeGroup(start, start + end - first, blocks, contexts)
 
 
 def _gather(cache: torch.Tensor, blocks: torch.Tensor, sequences: int) -> torch.Tensor:

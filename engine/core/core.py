@@ -1,7 +1,10 @@
 """`EngineCore`: turns submitted sequences into tokens, step by step.
 
-Synchronous: no sockets, threads or tensors. Commands are plain methods, called between steps; `step`
-predicts, schedules, prepares, executes, commits and learns. Tenants' counters: `tenant_charges.py`.
+No sockets, threads or tensors. Commands are plain methods, called between steps; `step` predicts, schedules,
+prepares and launches a step, then collects the oldest one in flight, commits it and learns. With
+`steps_ahead` 0 that is the same step; with 1 the device computes a step while the one before is sent to its
+readers and the next is planned. What is planned counts the tokens in flight; ends that a token's id decides
+are seen one step late, and cost a row of that step. Tenants' counters: `tenant_charges.py`.
 """
 
 from __future__ import annotations
@@ -9,17 +12,18 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from engine.core.gpu_time import share_step
-from engine.core.model_runner import DeviceLost, ModelRunner, OutOfDeviceMemory, Sampled, SequenceSlice
-from engine.core.plan import Plan
+from engine.core.model_runner import DeviceLost, ModelRunner, OutOfDeviceMemory, Sampled
+from engine.core.plan import Plan, forget_rows, prepare
 from engine.core.scheduler import schedule
-from engine.core.sequence_table import SequenceTable
+from engine.core.sequence_table import Launch, SequenceTable
 from engine.core.step_budget import StepBudget
 from engine.core.step_log import StepLog
 from engine.core.step_service import ServiceShare, ServiceTotals
@@ -47,6 +51,7 @@ from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import DEFAULT_POLICY, make_policy
 from engine.scheduling.room import attended_tokens
 from engine.sequence import FINISHES, Sequence, SequenceStatus
+from engine.sizes import DECODE_TOKENS
 from engine.step_time.model import StepTimeModel
 
 logger = logging.getLogger(__name__)
@@ -93,6 +98,8 @@ class EngineConfig:
     prefix_caching: bool = True
     max_tokens_per_s: float = 0.0
     """Most tokens computed a second, prompts included: steps are stretched to keep it; 0: no limit."""
+    steps_ahead: int | None = None
+    """Steps launched before the results of the one before are known; None: what suits the device."""
 
     def __post_init__(self) -> None:
         serves_all = make_policy(self.policy, self.policy_options).compose.serves_all
@@ -106,6 +113,8 @@ class EngineConfig:
             )
         if not 0 <= self.watermark_permille <= 500:
             raise ValueError(f"watermark_permille must be between 0 and 500, not {self.watermark_permille}")
+        if self.steps_ahead not in (None, 0, 1):
+            raise ValueError(f"steps_ahead must be 0 or 1, not {self.steps_ahead}")
 
 
 @dataclass(slots=True)
@@ -122,6 +131,19 @@ class StepResult:
     num_preempted: int = 0
     wait_until_s: float | None = None
     """End of a deliberate wait of the policy (engine's clock), unless something arrives before."""
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A launched step whose results are not collected yet."""
+
+    step: int
+    plan: Plan
+    launch: Launch
+    ticket: Any
+    started_s: float
+    num_tokens: int
+    context: int
 
 
 @dataclass(slots=True)
@@ -181,6 +203,10 @@ class EngineCore:
         """Set when the device was lost in a step: this core computes nothing more."""
         self._budget = StepBudget(config.max_batched_tokens)
         self._runner = runner
+        if config.max_sequences > runner.num_rows:
+            raise ValueError(f"the runner has {runner.num_rows} rows, for {config.max_sequences} sequences")
+        self._steps_ahead = runner.steps_ahead if config.steps_ahead is None else config.steps_ahead
+        self._in_flight: deque[_Flight] = deque()
         self._texts = texts
         self._clock = clock
         self._sleep = sleep
@@ -261,6 +287,8 @@ class EngineCore:
         sequence = self.table.sequences.get(sequence_id)
         if sequence is None:
             return None
+        # Its late token, if one is in flight, is chosen again where it goes on: the same one.
+        self.table.drop_in_flight(sequence)
         kv: list[bytes] = []
         # In the middle of a recomputation the KV covers less than was computed and charged: left out.
         ever = sequence.ever_computed_tokens
@@ -309,7 +337,12 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether `step` has tokens to compute or deltas to hand out."""
-        return bool(self._ended) or self.table.has_runnable
+        return bool(self._ended or self._in_flight) or self.table.has_runnable
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Steps that were launched and are not committed yet."""
+        return len(self._in_flight)
 
     @property
     def wait_until_s(self) -> float | None:
@@ -317,55 +350,115 @@ class EngineCore:
         return self.table.wait_until_s
 
     def step(self) -> StepResult:
-        """Runs one iteration; without work the result is empty."""
+        """Runs one iteration: launches a step, where there is work, and commits the oldest one in flight,
+        unless it is to stay there. Without work the result is empty."""
         result = StepResult(step=self._step, deltas=self._ended)
         self._ended = {}
+        is_launched = self._launch(result)
+        if self._in_flight and (not is_launched or len(self._in_flight) > self._steps_ahead):
+            self._collect(result)
+        elif not is_launched:
+            self._busy_since_s = None
+        return result
+
+    def _launch(self, result: StepResult) -> bool:
+        """Plans a step and launches it. False: there was nothing to compute, or it failed."""
         started_s = self._clock()
         self.table.raise_predictions()
         plan = schedule(self.table, started_s)
         result.num_preempted = len(plan.preempted)
         result.wait_until_s = self.table.wait_until_s
         if not plan.shares:
-            self._copy(plan)
-            self._busy_since_s = None
-            return result
+            self._copy(plan, result)
+            return False
         self._step += 1
         result.step = self._step
-        if not self._copy(plan):
-            self._fail(plan, result)
-            return result
-        slices = self._prepare(plan, result)
-        if not slices:
-            return result
-        self.table.pool.fence()
+        if not self._copy(plan, result):
+            self._fail(plan.shares, result)
+            return False
+        for sequence in [sequence for sequence in plan.shares if sequence.host_kv]:
+            self._restore(sequence, plan, result)
+        if not plan.shares:
+            return False
+        work = prepare(plan.shares)
         try:
-            sampled = self._execute(slices)
-            computed_s = self._clock() - started_s
-            self._keep_ceiling(slices, started_s)
-            if sampled is None:
-                self._fail(plan, result)
-            elif sampled:
-                share_step(plan.shares, computed_s, self.table.step_time)
-                self._commit(plan, sampled, result)
-        finally:
-            self.table.pool.lift_fence()
-        result.duration_s = self._clock() - started_s
-        self._step_us += round(result.duration_s * 1e6)
-        self._batch_sum += len(slices)
-        self._learn(slices, started_s, failed=not sampled)
-        return result
+            ticket = self._runner.launch(work)
+        except Exception as error:
+            # What is in flight is not concerned.
+            self._drain(result)
+            if isinstance(error, OutOfDeviceMemory) and self._shrink(plan, error):
+                return False
+            # The other sequences must go on; the details are for the log, not for a client.
+            logger.exception("step %d failed with %d sequences", self._step, len(work))
+            self._note_lost(error)
+            self._fail(plan.shares, result)
+            return False
+        self._budget.computed()
+        self.table.max_batched_tokens = self._budget.tokens
+        self.table.pool.fence(self._step)
+        context = sum(map(attended_tokens, work.positions, work.num_tokens))
+        launch = self.table.launched(plan.shares)
+        self.table.settle(plan.room)
+        for sequence, samples in zip(plan.shares, launch.samples, strict=True):
+            sequence.is_chained = samples
+            if samples and not sequence.may_emit:
+                # Its lease is used up, or its last token is in flight.
+                self.table.pause(sequence, started_s)
+        flight = _Flight(self._step, plan, launch, ticket, started_s, sum(work.num_tokens), context)
+        self._in_flight.append(flight)
+        return True
 
-    def _keep_ceiling(self, slices: list[SequenceSlice], started_s: float) -> None:
+    def _drain(self, result: StepResult) -> None:
+        """Commits what is in flight before a step that failed: one step at most."""
+        if self._in_flight:
+            self._collect(result)
+
+    def _collect(self, result: StepResult) -> None:
+        """Waits for the oldest step in flight and commits it."""
+        flight = self._in_flight.popleft()
+        launch, num_sequences = flight.launch, len(flight.launch.samples)
+        result.step = flight.step
+        since_s = flight.started_s if self._busy_since_s is None else self._busy_since_s
+        try:
+            output = self._runner.collect(flight.ticket)
+        except Exception as error:
+            self._note_lost(error)
+            logger.exception("step %d failed with %d sequences", flight.step, num_sequences)
+            output = None
+        shares = flight.plan.shares
+        counts = launch.still_counts(shares)
+        late = {sequence for sequence, does_count in zip(shares, counts, strict=True) if not does_count}
+        try:
+            if output is None:
+                self._fail([sequence for sequence in shares if sequence not in late], result)
+            else:
+                passed_s = self._clock() - max(flight.started_s, since_s)
+                device_s = passed_s if output.device_s is None else output.device_s
+                self._keep_ceiling(flight, since_s)
+                parts = list(zip(shares, launch.positions, shares.values(), strict=True))
+                share_step(parts, device_s, self.table.step_time, late)
+                self._commit(flight, counts, output.sampled, result)
+        finally:
+            self.table.pool.lift_fence(flight.step)
+        ended_s = self._clock()
+        result.duration_s = ended_s - max(flight.started_s, since_s)
+        self._step_us += round(result.duration_s * 1e6)
+        self._batch_sum += num_sequences
+        if output is not None:
+            self.step_time.observe(flight.num_tokens, flight.context, num_sequences, ended_s - since_s)
+            self.table.step_time = self.step_time.to_message()
+        self._busy_since_s = ended_s if self._in_flight or self.table.has_runnable else None
+
+    def _keep_ceiling(self, flight: _Flight, since_s: float) -> None:
         """Sleeps for as long as the step was faster than `max_tokens_per_s` allows."""
         ceiling = self.config.max_tokens_per_s
         if not ceiling:
             return
-        since_s = started_s if self._busy_since_s is None else self._busy_since_s
-        due_s = since_s + sum(piece.num_tokens for piece in slices) / ceiling
+        due_s = since_s + flight.num_tokens / ceiling
         if (rest_s := due_s - self._clock()) > 0:
             self._sleep(rest_s)
 
-    def _copy(self, plan: Plan) -> bool:
+    def _copy(self, plan: Plan, result: StepResult) -> bool:
         """Copies KV to host memory and back, before anything is computed; outbound copies first."""
         try:
             if plan.copies.out:
@@ -375,27 +468,10 @@ class EngineCore:
         except Exception as error:
             logger.exception("step %d failed while KV was copied", self._step)
             self._note_lost(error)
+            self._drain(result)
             self.table.lose_swapped(plan.copies)
             return False
         return True
-
-    def _prepare(self, plan: Plan, result: StepResult) -> list[SequenceSlice]:
-        for sequence in [sequence for sequence in plan.shares if sequence.host_kv]:
-            self._restore(sequence, plan, result)
-        return [
-            SequenceSlice(
-                sequence_id=sequence.sequence_id,
-                token_ids=sequence.token_ids,
-                num_prompt_tokens=sequence.prompt_tokens,
-                position=sequence.computed_tokens,
-                num_tokens=tokens,
-                block_table=sequence.block_table,
-                sample=sequence.computed_tokens + tokens == sequence.total_tokens,
-                sampling=sequence.submit.sampling,
-                seed=sequence.seed,
-            )
-            for sequence, tokens in plan.shares.items()
-        ]
 
     def _restore(self, sequence: Sequence, plan: Plan, result: StepResult) -> None:
         """Writes imported KV into the blocks just allocated; a sequence whose KV does not fit fails alone."""
@@ -410,73 +486,68 @@ class EngineCore:
         sequence.host_kv = []
         sequence.host_kv_tokens = 0
 
-    def _execute(self, slices: list[SequenceSlice]) -> list[Sampled | None] | None:
-        """None: the step failed as a whole; empty: nothing was computed, steps are smaller from now on."""
-        try:
-            sampled = self._runner.execute(slices)
-        except Exception as error:
-            if isinstance(error, OutOfDeviceMemory) and self._shrink(slices, error):
-                return []
-            # The other sequences must go on; the details are for the log, not for a client.
-            logger.exception("step %d failed with %d sequences", self._step, len(slices))
-            self._note_lost(error)
-            return None
-        self._budget.computed()
-        self.table.max_batched_tokens = self._budget.tokens
-        return sampled
-
-    def _shrink(self, slices: list[SequenceSlice], error: OutOfDeviceMemory) -> bool:
-        """Lowers the tokens of a step. False: fewer would leave a running sequence without its token."""
-        tokens = sum(piece.num_tokens for piece in slices)
+    def _shrink(self, plan: Plan, error: OutOfDeviceMemory) -> bool:
+        """Lowers the tokens of a step, which was not computed. False: fewer would leave a running sequence
+        without its token."""
         least = len(self.table.running) if self.table.policy.compose.serves_all else 1
-        if not self._budget.shrink(tokens, least):
+        if not self._budget.shrink(plan.num_tokens, least):
             return False
         self.table.max_batched_tokens = self._budget.tokens
         logger.warning(
             "step %d of %d tokens does not fit the device's memory (%s): a step has at most %d tokens now",
-            self._step, tokens, error, self._budget.tokens,
+            self._step, plan.num_tokens, error, self._budget.tokens,
         )  # fmt: skip
+        forget_rows(plan.shares)
         return True
 
     def _note_lost(self, error: Exception) -> None:
         if isinstance(error, DeviceLost):
             self.device_lost = error
 
-    def _commit(self, plan: Plan, sampled: list[Sampled | None], result: StepResult) -> None:
+    def _commit(
+        self, flight: _Flight, counts: list[bool], sampled: list[Sampled | None], result: StepResult
+    ) -> None:
         now_s = self._clock()
+        plan, launch = flight.plan, flight.launch
         decodes = 0
         served: dict[tuple[str, str], list[int]] = {}
-        first_times = self.table.commit(
-            plan.shares, [None if choice is None else choice.token_id for choice in sampled]
+        self.table.collected(
+            plan.shares, launch, [None if choice is None else choice.token_id for choice in sampled]
         )
-        self.table.settle(plan.room)
-        for (sequence, tokens), choice, first_time in zip(
-            plan.shares.items(), sampled, first_times, strict=True
+        for (sequence, tokens), choice, first_time, does_count in zip(
+            plan.shares.items(), sampled, launch.first_times, counts, strict=True
         ):
             result.num_tokens += tokens
-            decodes += tokens == 1
+            is_decode = tokens == DECODE_TOKENS
+            decodes += is_decode
+            if not does_count:
+                continue
             service = served.get(sequence.owner)
             if service is None:
                 service = served[sequence.owner] = [0, 0, 0, 0]
             service[0] += first_time
             service[2] += tokens
-            service[3] += tokens == 1 and not first_time
+            service[3] += is_decode and not first_time
             if first_time:
                 sequence.computed_chunk(now_s, first_time)
             if choice is not None:
                 service[1] += 1
                 self._emit(sequence, choice, result, now_s)
             elif sequence.is_out_of_time:
-                self.table.pause(sequence, now_s)
+                self._rest(sequence, now_s)
                 delta = _take_delta(sequence, self._streams[sequence.sequence_id])
                 result.deltas.setdefault(sequence.gateway_id, []).append(delta)
         result.shares = self._service.note(served, self.table.standings)
         result.service = {
             tenant_id: share.total for tenant_id, share in result.shares.items() if share.tokens
         }
-        self.step_log.note(self._step, now_s, plan, result.shares, self.table)
+        self.step_log.note(flight.step, now_s, plan, result.shares, self.table)
         result.num_sequences = len(plan.shares)
         self._steps_with_mixed_batch += 0 < decodes < len(plan.shares)
+
+    def _rest(self, sequence: Sequence, now_s: float) -> None:
+        if sequence.state is SequenceStatus.RUNNING:
+            self.table.pause(sequence, now_s)
 
     def _emit(self, sequence: Sequence, choice: Sampled, result: StepResult, now_s: float) -> None:
         stream = self._streams[sequence.sequence_id]
@@ -492,18 +563,18 @@ class EngineCore:
             stream.pending += stream.text.push(choice.token_id)
         if is_eos or stream.text.stopped:
             self._end(sequence, "stop", "", result.deltas, now_s)
-        elif sequence.emitted_tokens >= sequence.submit.max_tokens:
+        elif sequence.known_tokens >= sequence.submit.max_tokens:
             self._end(sequence, "length", "", result.deltas, now_s)
         else:
-            if not sequence.may_emit:
-                self.table.pause(sequence, now_s)
+            if sequence.is_out_of_time:
+                self._rest(sequence, now_s)
             result.deltas.setdefault(sequence.gateway_id, []).append(_take_delta(sequence, stream))
 
     def _update_prediction(self, sequence: Sequence, choice: Sampled) -> None:
         submit = sequence.submit
         if submit.sampling.ignore_eos:
             return
-        generated = sequence.emitted_tokens - 1
+        generated = sequence.known_tokens - 1
         if choice.state:
             self.samples.note(sequence.sequence_id, generated, choice.state)
         if choice.remaining_logits is None:
@@ -522,20 +593,13 @@ class EngineCore:
             stream = self._streams[sequence.sequence_id]
             stream.foreseen_tokens = (predicted.median_tokens, predicted.high_tokens)
 
-    def _fail(self, plan: Plan, result: StepResult) -> None:
-        now_s = self._clock()
-        for sequence in list(plan.shares):
-            self._end(sequence, "failed", "the engine failed while computing a step", result.deltas, now_s)
-
-    def _learn(self, slices: list[SequenceSlice], started_s: float, *, failed: bool) -> None:
-        ended_s = self._clock()
-        if not failed:
-            since_s = started_s if self._busy_since_s is None else self._busy_since_s
-            tokens = sum(piece.num_tokens for piece in slices)
-            context = sum(attended_tokens(piece.position, piece.num_tokens) for piece in slices)
-            self.step_time.observe(tokens, context, len(slices), ended_s - since_s)
-            self.table.step_time = self.step_time.to_message()
-        self._busy_since_s = ended_s if self.table.has_runnable else None
+    def _fail(self, sequences: Iterable[Sequence], result: StepResult) -> None:
+        now_s, message = self._clock(), "the engine failed while computing a step"
+        # One that got a token of the step before has its delta: its outcome comes with the next step.
+        sent = {delta.sequence_id for deltas in result.deltas.values() for delta in deltas}
+        for sequence in [each for each in sequences if each.sequence_id in self._streams]:
+            deltas = self._ended if sequence.sequence_id in sent else result.deltas
+            self._end(sequence, "failed", message, deltas, now_s)
 
     # ------------------------------------------------------------ reports
 
@@ -599,6 +663,7 @@ class EngineCore:
         now_s: float,
     ) -> None:
         stream = self._streams.pop(sequence.sequence_id)
+        self.table.drop_in_flight(sequence)
         if finish in ("stop", "length", "budget") and not stream.text.stopped:
             stream.pending += stream.text.flush()
         self.table.decisions.leaves(sequence)

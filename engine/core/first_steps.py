@@ -57,7 +57,7 @@ def largest_step(runner: ModelRunner, texts: TextFactory, lengths: list[int]) ->
     most = sum(lengths)
     config = EngineConfig(
         policy="fcfs", max_batched_tokens=most, max_sequences=len(lengths), watermark_permille=0,
-        prefix_caching=False,
+        prefix_caching=False, steps_ahead=0,
     )  # fmt: skip
     core = EngineCore(runner, texts, config, lambda: 0.0)
     for index, length in enumerate(lengths):

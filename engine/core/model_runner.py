@@ -1,10 +1,16 @@
-"""`ModelRunner`: the interface between scheduling (integers) and execution (tensors, or a virtual clock)."""
+"""`ModelRunner`: the interface between scheduling (integers) and execution (tensors, or a virtual clock).
+
+A running sequence has a *row* in the runner, which keeps what its steps need: block table, length, last
+token, sampling parameters. A step's work names rows and what changed in them, so that it does not grow with
+the contexts. A step is launched, and its results are collected later: the next one may be launched in
+between, as a decode's token goes into its row where it is chosen.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine.messages import ModelInfo, SamplingParams
 
@@ -18,20 +24,38 @@ class DeviceLost(RuntimeError):
 
 
 @dataclass(slots=True)
-class SequenceSlice:
-    """The tokens `[position : position + num_tokens]` that one sequence computes in this step; KV goes to the
-    slots of `block_table`. `sample`: they end at its last known token, whose logits choose the next."""
+class RowStart:
+    """A sequence that takes a row, from the one that had it before."""
 
+    row: int
     sequence_id: str
-    token_ids: list[int]
-    """Prompt and output so far (the sequence's own list: do not change it)."""
-    num_prompt_tokens: int
     position: int
-    num_tokens: int
-    block_table: list[int]
-    sample: bool
+    """Tokens whose keys and values are in the cache already."""
+    num_prompt_tokens: int
+    token_ids: list[int]
+    """Prompt and output so far: the sequence's own list, to be read during the launch only."""
     sampling: SamplingParams
     seed: int
+
+
+@dataclass(slots=True)
+class StepWork:
+    """One step: entry i of the first five lists is the slice of one sequence, of tokens `[position : position
+    + num_tokens]`. Then what changed since the step before."""
+
+    rows: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    samples: list[bool] = field(default_factory=list)
+    """The slice ends at the sequence's last token, whose logits choose the next."""
+    token_ids: list[list[int]] = field(default_factory=list)
+    """The slice's tokens; empty: the one that the row's last step chose."""
+    starts: list[RowStart] = field(default_factory=list)
+    blocks: list[tuple[int, int, int]] = field(default_factory=list)
+    """Changed entries of block tables: (row, index, block)."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
 
 @dataclass(slots=True)
@@ -47,29 +71,48 @@ class Sampled:
     """The state itself (float16), where samples are collected."""
 
 
+@dataclass(slots=True)
+class StepOutput:
+    sampled: list[Sampled | None]
+    """One entry a slice, None where it does not sample."""
+    device_s: float | None = None
+    """How long the device computed, by its own events; None: the time that passed."""
+
+
 class ModelRunner(Protocol):
-    """Executes slices. One implementation holds a model, another a virtual clock."""
+    """Executes steps. One implementation holds a model, another a virtual clock."""
 
     info: ModelInfo
     block_tokens: int
     num_blocks: int
+    num_rows: int
+    """Most sequences that can have a row."""
     num_host_blocks: int
     swap_block_s: float
     """Seconds to copy one more block out and in again."""
     swap_base_s: float
     """Fixed seconds of copying out and in again, whatever the size."""
+    steps_ahead: int
+    """Steps to launch before the one before is collected, as suits the device; 0: nothing overlaps there. Any
+    runner takes 1."""
 
-    def execute(self, slices: SequenceOf[SequenceSlice]) -> list[Sampled | None]:
-        """Computes one step; one entry a slice, None where `sample` is false. Raises `RuntimeError` when the
-        device fails (`OutOfDeviceMemory`, `DeviceLost` or another); the step then counts as not done."""
+    def launch(self, work: StepWork) -> Any:
+        """Starts a step; returns the ticket for `collect`. Raises `RuntimeError` when the device fails
+        (`OutOfDeviceMemory`, `DeviceLost` or another); the step then counts as not done."""
+        ...
+
+    def collect(self, ticket: Any) -> StepOutput:
+        """Waits for the oldest launched step. Raises as `launch`; the changes of the step's rows
+        count all the same."""
         ...
 
     def copy_out(self, pairs: SequenceOf[tuple[int, int]]) -> None:
-        """Copies blocks to host blocks: (block, host block)."""
+        """Copies blocks to host blocks: (block, host block). Ordered between the steps launched before and
+        after; need not be done when it returns."""
         ...
 
     def copy_in(self, pairs: SequenceOf[tuple[int, int]]) -> None:
-        """Copies host blocks to blocks: (host block, block)."""
+        """Copies host blocks to blocks: (host block, block). As `copy_out`."""
         ...
 
     def read_kv(self, block_table: list[int], num_tokens: int) -> list[bytes]:

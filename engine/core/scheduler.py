@@ -32,6 +32,7 @@ from engine.scheduling.compose.auto_slots import RENEWED_EVERY
 from engine.scheduling.compose.turns import contend, note_turns, split, take_turns
 from engine.scheduling.evict.base import memory_free_in_s
 from engine.sequence import Sequence, SequenceStatus
+from engine.sizes import DECODE_TOKENS
 
 if TYPE_CHECKING:
     from engine.core.sequence_table import SequenceTable
@@ -68,7 +69,8 @@ class Scheduler:
             self._cap_paused()
             self._resume()
         for sequence in list(table.prefills):
-            table.adopt(sequence)
+            if not sequence.in_flight_tokens:
+                table.adopt(sequence)
         self._brake_decodes()
         if self._policy.compose.prompts_last:
             self._hand_out_prompts_last()
@@ -138,7 +140,7 @@ class Scheduler:
                 if tokens <= 0:
                     continue
             if (
-                tokens == 1
+                tokens == DECODE_TOKENS
                 and not room.tier_tokens
                 and computed >= sequence.prompt_tokens
                 and computed < len(sequence.block_table) * block_tokens
@@ -188,10 +190,13 @@ class Scheduler:
         return True
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
-        """Allocates blocks for `tokens` more; False when the sequence itself was preempted."""
+        """Allocates blocks for `tokens` more; False when the sequence itself was preempted, or when the
+        memory comes free with the steps in flight."""
         table = self._table
         wanted = blocks_for(sequence.computed_tokens + tokens, table.block_tokens) - len(sequence.block_table)
         while wanted > table.pool.num_free:
+            if wanted <= table.pool.num_free + self._coming_blocks:
+                return False
             self._is_short = True
             victim, rule = self._victim(sequence)
             if victim is sequence and self._waits_for_memory(sequence):
@@ -204,11 +209,17 @@ class Scheduler:
             table.pool.extend(sequence.block_table, wanted)
         return True
 
+    @property
+    def _coming_blocks(self) -> int:
+        """Blocks that steps in flight let go of: no sequence gives way for those."""
+        paused = self._table.paused.values()
+        return self._table.pool.num_fenced + sum([len(each.block_table) for each in paused if each.is_ending])
+
     def _victim(self, sequence: Sequence) -> tuple[Sequence, str]:
         """What to preempt for a running `sequence`: a paused one that yields, else the policy's choice."""
         table = self._table
         for paused in table.paused.values():
-            if len(table.running) == 1 or self._yields(paused, sequence):
+            if not paused.is_ending and (len(table.running) == 1 or self._yields(paused, sequence)):
                 return paused, "paused"
         assert len(table.running) > 1, "a sequence that can never fit was admitted"
         # `sequence` itself is always a candidate: an immune one has all its blocks and never asks.
@@ -253,17 +264,22 @@ class Scheduler:
         """A tenant's paused sequences hold at most a share of the pool: the longest paused are preempted."""
         table = self._table
         held: dict[str, int] = {}
-        for paused in reversed(table.paused.values()):
+        for paused in [each for each in reversed(table.paused.values()) if not each.is_ending]:
             held[paused.tenant_id] = held.get(paused.tenant_id, 0) + len(paused.block_table)
         for paused in list(table.paused.values()):
-            if held[paused.tenant_id] > table.max_paused_blocks:
+            if not paused.is_ending and held[paused.tenant_id] > table.max_paused_blocks:
                 held[paused.tenant_id] -= len(paused.block_table)
                 self._preempt(paused, "cap on a tenant's paused KV")
 
     def _resume(self, *, is_last: bool = False) -> list[Sequence]:
         """Resumes paused sequences that may emit, while places are free."""
         table = self._table
-        back = [sequence for sequence in table.paused.values() if sequence.may_emit]
+        # One with a token in flight comes back when it is known: what it computes next begins with it.
+        back = [
+            sequence
+            for sequence in table.paused.values()
+            if sequence.may_emit and not sequence.in_flight_tokens
+        ]
         if not back:
             return []
         head = self._peek() if self._order.order_interrupts and not is_last else None
@@ -447,6 +463,7 @@ class Scheduler:
             beyond = max(0, wanted - start) + table.watermark_blocks
         if table.pool.shortage(match, start) + beyond <= 0:
             return True
+        beyond -= self._coming_blocks
         victims = self._victims_for(sequence, match, start, beyond)
         if victims is None:
             return False
@@ -455,7 +472,8 @@ class Scheduler:
                 victim.times_displaced += 1
             self._preempt(victim, "memory for a higher tier", sequence)
         batch.memo.clear()
-        return True
+        # Memory that steps in flight still use is free in the next step.
+        return not table.pool.has_fence
 
     def _victims_for(
         self, sequence: Sequence, match: Match, start: int, beyond: int
@@ -468,8 +486,10 @@ class Scheduler:
             yielded = [victim.block_table for victim in victims]
             return table.pool.shortage(match, start, yielded) + beyond
 
+        if short() <= 0:
+            return victims
         for paused in table.paused.values():
-            if not table.running or self._yields(paused, sequence):
+            if not paused.is_ending and (not table.running or self._yields(paused, sequence)):
                 victims.append(paused)
                 if short() <= 0:
                     return victims

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 from engine.core.decision_log import DecisionLog
-from engine.core.tenant_charges import TenantCharges
+from engine.core.tenant_charges import TenantCharges, prompt_charge
 from engine.entry import OUTPUT_TOKEN_COST
 from engine.kv.blocks import blocks_for
 from engine.kv.cache import KvCache
@@ -29,6 +30,7 @@ from engine.scheduling.room import UNLIMITED, Room, yields_cost
 from engine.scheduling.step_counters import TierTenant
 from engine.scheduling.tiers import TieredQueue
 from engine.sequence import Sequence, SequenceStatus, move
+from engine.sizes import DECODE_TOKENS
 from engine.step_time.model import PRIOR, SETTLED_AFTER
 
 MAX_PAUSED_PERMILLE = 500
@@ -36,7 +38,32 @@ MAX_PAUSED_PERMILLE = 500
 MAX_SEQUENCES_LEFT = 1024
 """Tenants of which it is kept when their last running sequence left."""
 
+UNKNOWN_TOKEN = -1
+"""Stands for an output token that a step in flight will choose."""
+
 Key = TypeVar("Key")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launched step as it was then, by share."""
+
+    positions: list[int]
+    """Tokens computed before."""
+    first_times: list[int]
+    """Prompt tokens that it computes for the first time."""
+    samples: list[bool]
+    """Whether it chooses a token."""
+    generations: list[int]
+    """`Sequence.launches_dropped`: it comes to nothing where that has changed when it is over."""
+    amounts: dict[str, int]
+    """What tenants were charged in their step counters."""
+
+    def still_counts(self, shares: Iterable[Sequence]) -> list[bool]:
+        return [
+            generation == sequence.launches_dropped
+            for sequence, generation in zip(shares, self.generations, strict=True)
+        ]
 
 
 class SequenceTable:
@@ -79,6 +106,7 @@ class SequenceTable:
         """In order of admission; changed by `_run` and `_rest` alone."""
         self.running_by_tier: dict[int, int] = {}
         self._most_blocks = 0
+        self._free_rows = list(range(max_sequences - 1, -1, -1))
         self.prefills: dict[Sequence, None] = {}
         """Running sequences with more than one token to compute, in the order in which they came to run."""
         self.paused: dict[str, Sequence] = {}
@@ -144,11 +172,6 @@ class SequenceTable:
         """Takes the counters that a sequence brings, once it waits: their owner lifts among all that wait."""
         if self.charges.hear(submit):
             self.waiting.unlift(submit.tenant_id)
-
-    def set_counter(self, tenant_id: str, value: int) -> None:
-        """Replaces the queue's counter of a tenant with that of the counters' owner."""
-        self.charges.set(tenant_id, value)
-        self.waiting.unlift(tenant_id)
 
     def set_policy(self, policy: Policy) -> None:
         self.waiting.set_order(policy.order)
@@ -256,59 +279,102 @@ class SequenceTable:
                 whole = {tenant for of, tenant in self.running_tenants if of == tier} - held_back
                 self.standings.settle(tier, whole, held_back)
 
-    def computed(self, sequence: Sequence, tokens: int) -> int:
-        """Returns how many of `tokens`, now cached, are prompt tokens computed for the first time."""
-        first_time = sequence.first_time_prompt_tokens(tokens)
-        before = sequence.computed_tokens
-        after = sequence.computed_tokens = before + tokens
-        ever = sequence.ever_computed_tokens
-        if before < ever:
-            again = min(ever, after) - before
-            sequence.recomputed_tokens += again
-            self.recomputed_tokens += again
-        if after > ever:
-            sequence.ever_computed_tokens = after
-        if first_time:
-            self.charges.computed(sequence, first_time)
-        if after >= len(sequence.token_ids) - 1:
-            self.prefills.pop(sequence, None)
-        self.pool.publish(sequence.block_table, sequence.cursor, sequence.token_ids, after)
-        return first_time
-
-    def emitted(self, sequence: Sequence, token_id: int) -> None:
-        sequence.token_ids.append(token_id)
-        self.charges.emitted({sequence.tenant_id: sequence.token_charge}, 1)
-
-    def commit(self, shares: Mapping[Sequence, int], chosen: Iterable[int | None]) -> list[int]:
-        """Notes an executed step with one charge: `computed` for every share, `emitted` for every token of
-        `chosen` (None: none). Returns by share the prompt tokens computed for the first time."""
-        block_tokens, publish = self.block_tokens, self.pool.publish
+    def launched(self, shares: Mapping[Sequence, int]) -> Launch:
+        """Notes that a step computes `shares`: the next one is planned as if it were over. Every token counts
+        for its tenant from here on; the ids of output tokens come with `collected`."""
+        positions = [sequence.computed_tokens for sequence in shares]
+        first_times, samples = [0] * len(positions), [True] * len(positions)
         # By tenant: a new object for each of hundreds of sequences would trigger the garbage collector.
         amounts: dict[str, int] = {}
-        num_emitted = 0
+        prompts: dict[str, int] = {}
         beyond: dict[str, int] = {}
         """What the owner of the counters did not charge ahead."""
-        first_times: list[int] = []
+        num_sampled = 0
         # One loop, nearly without calls: it visits every running sequence in every step.
-        for (sequence, tokens), token_id in zip(shares.items(), chosen, strict=True):
-            before, token_ids = sequence.computed_tokens, sequence.token_ids
-            if before == len(token_ids) - 1 and before >= sequence.prompt_tokens:
-                # A decode: no prompt tokens, no recomputation.
-                after = sequence.computed_tokens = sequence.ever_computed_tokens = before + 1
-                first_times.append(0)
-                if after // block_tokens != sequence.cursor.blocks:
-                    publish(sequence.block_table, sequence.cursor, token_ids, after)
-            else:
-                first_times.append(self.computed(sequence, tokens))
+        for index, (sequence, tokens) in enumerate(shares.items()):
+            before, token_ids, submit = positions[index], sequence.token_ids, sequence.submit
+            after = sequence.computed_tokens = before + tokens
+            sequence.in_flight_tokens += tokens
+            known = len(token_ids)
+            if before != known - DECODE_TOKENS or before < sequence.prompt_tokens:
+                if first_time := sequence.first_time_prompt_tokens(before, tokens):
+                    first_times[index] = first_time
+                    sequence.in_flight_first_time += first_time
+                    charge = prompt_charge(sequence, first_time)
+                    prompts[submit.tenant_id] = prompts.get(submit.tenant_id, 0) + charge
+                if after >= known - DECODE_TOKENS:
+                    self.prefills.pop(sequence, None)
+                if after < known:
+                    samples[index] = False
+                    continue
+            token_ids.append(UNKNOWN_TOKEN)
+            sequence.pending_tokens += 1
+            num_sampled += 1
+            tenant_id = submit.tenant_id
+            amounts[tenant_id] = amounts.get(tenant_id, 0) + sequence.token_charge
+            if known - sequence.prompt_tokens >= submit.predicted_output_tokens:
+                beyond[tenant_id] = beyond.get(tenant_id, 0) + sequence.token_charge
+        self.charges.emitted(amounts, num_sampled, beyond)
+        if prompts:
+            self.standings.serve_all(prompts)
+            for tenant_id, amount in prompts.items():
+                amounts[tenant_id] = amounts.get(tenant_id, 0) + amount
+        self.standings.launched(amounts)
+        generations = [sequence.launches_dropped for sequence in shares]
+        return Launch(positions, first_times, samples, generations, amounts)
+
+    def collected(self, shares: Mapping[Sequence, int], launch: Launch, chosen: Iterable[int | None]) -> None:
+        """Notes the results of a launched step: `chosen` are its output tokens (None: none). Blocks that are
+        full of known tokens can be found by others from now on. What was dropped meanwhile is left out."""
+        block_tokens, publish = self.block_tokens, self.pool.publish
+        amounts = launch.amounts
+        for (sequence, tokens), position, first_time, generation, token_id in zip(
+            shares.items(), launch.positions, launch.first_times, launch.generations, chosen, strict=True
+        ):
+            if generation != sequence.launches_dropped:
+                # What it was charged was taken back.
+                if first_time or token_id is not None:
+                    charged = prompt_charge(sequence, first_time)
+                    amounts[sequence.tenant_id] -= charged + sequence.token_charge * (token_id is not None)
+                continue
+            sequence.in_flight_tokens -= tokens
+            after = position + tokens
+            ever = sequence.ever_computed_tokens
+            if position < ever:
+                again = min(ever, after) - position
+                sequence.recomputed_tokens += again
+                self.recomputed_tokens += again
+            if after > ever:
+                sequence.ever_computed_tokens = after
+            if first_time:
+                sequence.in_flight_first_time -= first_time
             if token_id is not None:
-                token_ids.append(token_id)
-                num_emitted += 1
-                tenant_id = sequence.submit.tenant_id
-                amounts[tenant_id] = amounts.get(tenant_id, 0) + sequence.token_charge
-                if len(token_ids) - sequence.prompt_tokens > sequence.submit.predicted_output_tokens:
-                    beyond[tenant_id] = beyond.get(tenant_id, 0) + sequence.token_charge
-        self.charges.emitted(amounts, num_emitted, beyond)
-        return first_times
+                sequence.token_ids[after] = token_id
+                sequence.pending_tokens -= 1
+            if after // block_tokens != sequence.cursor.blocks:
+                publish(sequence.block_table, sequence.cursor, sequence.token_ids, after)
+        self.standings.landed(amounts)
+
+    def commit(self, shares: Mapping[Sequence, int], chosen: Iterable[int | None]) -> list[int]:
+        """Notes an executed step: `launched` and `collected` at once. Returns by share the prompt tokens
+        computed for the first time."""
+        launch = self.launched(shares)
+        self.collected(shares, launch, chosen)
+        return launch.first_times
+
+    def drop_in_flight(self, sequence: Sequence) -> None:
+        """Takes back what steps in flight would give a sequence: their late tokens are neither emitted nor
+        charged."""
+        if not sequence.in_flight_tokens:
+            return
+        sequence.launches_dropped += 1
+        sequence.computed_tokens -= sequence.in_flight_tokens
+        emitted, pending = sequence.emitted_tokens, sequence.pending_tokens
+        beyond = min(pending, max(0, emitted - sequence.submit.predicted_output_tokens))
+        self.charges.take_back(sequence, sequence.in_flight_first_time, pending, beyond)
+        if pending:
+            del sequence.token_ids[-pending:]
+        sequence.in_flight_tokens = sequence.in_flight_first_time = sequence.pending_tokens = 0
 
     # ------------------------------------------------------------ moves, for the scheduler and the core
 
@@ -364,12 +430,13 @@ class SequenceTable:
         if gained:
             sequence.has_cached(sequence.computed_tokens + gained)
             self._charge_prompt(sequence, sequence.prompt_tokens - sequence.cached_tokens)
-            if sequence.total_tokens - sequence.computed_tokens <= 1:
+            if sequence.total_tokens - sequence.computed_tokens <= DECODE_TOKENS:
                 self.prefills.pop(sequence, None)
 
     def preempt(self, sequence: Sequence) -> str:
         """Frees a sequence's blocks and requeues it first: `swap` (KV in host memory) or `preempt`."""
         swapped = None
+        self.drop_in_flight(sequence)
         # Imported KV is not in its blocks yet.
         if not sequence.host_kv and self.kv_costs.swaps(sequence.computed_tokens):
             swapped = self.pool.swap_out(sequence.block_table, sequence.cursor, sequence.computed_tokens)
@@ -417,14 +484,23 @@ class SequenceTable:
         holders = {SequenceStatus.RUNNING: {*self.running}, SequenceStatus.PAUSED: {*self.paused.values()}}
         waiting = {entry.entry_id for entry in self.waiting.entries()}
         assert self.prefills.keys() == {
-            sequence for sequence in self.running if sequence.total_tokens - sequence.computed_tokens > 1
+            sequence
+            for sequence in self.running
+            if sequence.total_tokens - sequence.computed_tokens > DECODE_TOKENS
         }
+        rows = [*self._free_rows, *[sequence.row for sequence in self.running]]
+        assert sorted(rows) == list(range(self.max_sequences)), "a row has two owners, or none"
         assert len(waiting) == len(self.waiting)
         assert self.running_by_tier == Counter(sequence.tier for sequence in self.running)
         assert self._most_blocks == sum(map(self._blocks_at_most, self.running))
         for sequence in live:
             slots = len(sequence.block_table) * self.block_tokens
             assert sequence.computed_tokens <= min(slots, sequence.total_tokens)
+            assert sequence.token_ids.count(UNKNOWN_TOKEN) == sequence.pending_tokens
+            assert sequence.pending_tokens <= sequence.in_flight_tokens <= sequence.computed_tokens
+            known = sequence.computed_tokens - sequence.in_flight_tokens
+            assert sequence.cursor.blocks * self.block_tokens <= known, "a block is published too early"
+            assert sequence.emitted_tokens <= sequence.lease_tokens, "a lease is exceeded"
             assert (sequence.swapped is not None) == (sequence.state is SequenceStatus.SWAPPED)
             if sequence.state in holders:
                 assert sequence in holders[sequence.state], "a sequence is not where its state says"
@@ -448,7 +524,10 @@ class SequenceTable:
     def _run(self, sequence: Sequence) -> None:
         move(sequence, SequenceStatus.RUNNING)
         self.running.append(sequence)
-        if sequence.total_tokens - sequence.computed_tokens > 1:
+        sequence.row = self._free_rows.pop()
+        sequence.is_chained = sequence.has_begun = False
+        sequence.cursor.handed_over = 0
+        if sequence.total_tokens - sequence.computed_tokens > DECODE_TOKENS:
             self.prefills[sequence] = None
         tier = sequence.submit.tier
         self.running_by_tier[tier] = self.running_by_tier.get(tier, 0) + 1
@@ -459,6 +538,8 @@ class SequenceTable:
 
     def _rest(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        self._free_rows.append(sequence.row)
+        sequence.row = -1
         self.prefills.pop(sequence, None)
         tier = sequence.submit.tier
         self.running_by_tier[tier] -= 1
@@ -502,6 +583,7 @@ class SequenceTable:
             sequence.charged_prompt_tokens = tokens
 
     def _leave(self, sequence: Sequence) -> None:
+        self.drop_in_flight(sequence)
         # Refunds what was charged at the start and never computed.
         self._charge_prompt(sequence, sequence.computed_prompt_tokens)
         self._dequeue(sequence)
@@ -511,6 +593,7 @@ class SequenceTable:
             sequence.swapped = None
 
     def _drop(self, sequence: Sequence) -> None:
+        self.drop_in_flight(sequence)
         if sequence.state is SequenceStatus.RUNNING:
             self._rest(sequence)
         self.paused.pop(sequence.sequence_id, None)

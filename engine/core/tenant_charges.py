@@ -14,6 +14,11 @@ from engine.scheduling.step_counters import StepCounters
 from engine.sequence import Sequence
 
 
+def prompt_charge(sequence: Sequence, tokens: int) -> int:
+    """What computed prompt tokens add to the counter of a sequence's tenant."""
+    return scaled(tokens * INPUT_TOKEN_COST, sequence.submit.weight)
+
+
 class TenantCharges:
     """The counters of an engine's tenants; one owner, its sequence table."""
 
@@ -45,10 +50,6 @@ class TenantCharges:
         else:
             self.counters.charge(sequence.tenant_id, sequence.submit.weight, cost)
 
-    def computed(self, sequence: Sequence, tokens: int) -> None:
-        amount = scaled(tokens * INPUT_TOKEN_COST, sequence.submit.weight)
-        self.standings.serve(sequence.tenant_id, amount)
-
     def emitted(self, amounts: dict[str, int], num_tokens: int, beyond: dict[str, int] | None = None) -> None:
         """Charges `num_tokens` emitted tokens in one go, given by tenant as scaled cost; `beyond`: those past
         their sequence's prediction, which no owner of the counters charged ahead."""
@@ -58,3 +59,14 @@ class TenantCharges:
             (tenant_id, amount) for tenant_id, amount in (beyond or {}).items() if tenant_id in self._told
         ]
         self.counters.charge_all(own, num_tokens * OUTPUT_TOKEN_COST)
+
+    def take_back(self, sequence: Sequence, first_time: int, emitted: int, beyond: int) -> None:
+        """Undoes the charges of what steps in flight would have given a sequence: prompt tokens computed
+        `first_time`, tokens `emitted`, and of those the ones `beyond` its prediction."""
+        tenant_id, own = sequence.tenant_id, emitted
+        if tenant_id in self._told:
+            own = beyond
+        amount = prompt_charge(sequence, first_time) + emitted * sequence.token_charge
+        self.standings.take_back(tenant_id, amount)
+        self.counters.set(tenant_id, self.counters.value(tenant_id) - own * sequence.token_charge)
+        self.counters.charge_all((), -emitted * OUTPUT_TOKEN_COST)

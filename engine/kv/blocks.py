@@ -1,8 +1,8 @@
 """`BlockPool`: free KV blocks and reference counts, integers only.
 
 A block is *free* (no content worth keeping), *cached* (unreferenced, but published and reusable),
-*referenced* (at least one block table names it) or *fenced* (released while a step that may still write it
-was executing). The four always sum to the total.
+*referenced* (at least one block table names it) or *fenced* (released while steps that may still write or
+read it were in flight: until all of those are over). The four always sum to the total.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class BlockPool:
         # Least recently released first. (Finding the first key of a plain dictionary walks over all keys
         # removed before it.)
         self._cached: OrderedDict[int, None] = OrderedDict()
-        self._fenced: dict[int, None] = {}
-        self._is_fenced = False
+        self._fenced: dict[int, int] = {}
+        """Block -> the last step that was in flight when it was released; in the order of the steps."""
+        self._in_flight: list[int] = []
         self._num_referenced = 0
 
     @property
@@ -97,8 +98,8 @@ class BlockPool:
             left = references[block] = references[block] - 1
             if left == 0:
                 self._num_referenced -= 1
-                if self._is_fenced:
-                    self._fenced[block] = None
+                if self._in_flight:
+                    self._fenced[block] = self._in_flight[-1]
                 else:
                     self._release(block)
         block_table.clear()
@@ -124,24 +125,27 @@ class BlockPool:
         self._free.append(block)
         return block
 
-    def fence(self) -> None:
-        """Holds released blocks aside while a step may write them. Raises ValueError if fenced already."""
-        if self._is_fenced:
-            raise ValueError("the fence is up already")
-        self._is_fenced = True
+    def fence(self, step: int) -> None:
+        """A step is in flight: blocks released from now on are held aside until it is over. Raises ValueError
+        unless `step` is greater than those in flight."""
+        if self._in_flight and step <= self._in_flight[-1]:
+            raise ValueError(f"step {step} begins after step {self._in_flight[-1]}")
+        self._in_flight.append(step)
 
-    def lift_fence(self) -> None:
-        """Makes the blocks held aside free or cached. Raises ValueError without a fence."""
-        if not self._is_fenced:
-            raise ValueError("there is no fence to lift")
-        self._is_fenced = False
-        for block in self._fenced:
+    def lift_fence(self, step: int) -> None:
+        """The oldest step in flight is over: blocks that waited for no later one become free or cached.
+        Raises ValueError for another step."""
+        if self._in_flight[:1] != [step]:
+            raise ValueError(f"step {step} is not the oldest in flight ({self._in_flight})")
+        self._in_flight.pop(0)
+        for block in [block for block, last in self._fenced.items() if last <= step]:
+            del self._fenced[block]
             self._release(block)
-        self._fenced.clear()
 
     @property
-    def is_fenced(self) -> bool:
-        return self._is_fenced
+    def has_fence(self) -> bool:
+        """Whether a step is in flight."""
+        return bool(self._in_flight)
 
     def check(self, block_tables: Iterable[Iterable[int]] | None = None) -> None:
         """Self-audit; with all tables given, each reference must be a table's. Raises AssertionError."""
@@ -152,7 +156,7 @@ class BlockPool:
         assert all(self._references[block] == 0 for block in unused), "a free block is referenced"
         assert not any(self._published[block] for block in free), "a free block is published"
         assert all(self._published[block] for block in self._cached), "a cached block is not published"
-        assert self._is_fenced or not self._fenced, "blocks are held aside without a fence"
+        assert set(self._fenced.values()) <= {*self._in_flight}, "a block waits for a step that is over"
         referenced = sum(1 for count in self._references if count > 0)
         assert referenced == self._num_referenced, "the count of referenced blocks is wrong"
         leaked = self.num_blocks - len(unused) - referenced

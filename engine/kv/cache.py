@@ -29,6 +29,9 @@ class PrefillSharing:
 
     def __init__(self) -> None:
         self._leaders: dict[tuple[Node | None, bytes], PrefixCursor] = {}
+        self._in_flight: list[set[tuple[Node | None, bytes]]] = []
+        """The blocks that steps in flight complete, the oldest step first."""
+        self._closed: set[tuple[Node | None, bytes]] = set()
 
     def announce(self, cursor: PrefixCursor, key: bytes) -> None:
         cursor.announced = (cursor.node, key)
@@ -44,8 +47,24 @@ class PrefillSharing:
         """Whether another sequence computes that block in this step."""
         return self._leaders.get((node, key), follower) is not follower
 
-    def clear(self) -> None:
+    @property
+    def has_in_flight(self) -> bool:
+        return any(self._in_flight)
+
+    def is_in_flight(self, node: Node | None, key: bytes) -> bool:
+        """Whether a step that is not over computes that block."""
+        return any((node, key) in completed for completed in self._in_flight)
+
+    def close(self) -> None:
+        """The step is put together: what it announced is computed by the next step in flight."""
+        self._closed = {*self._leaders}
         self._leaders.clear()
+
+    def launched(self) -> None:
+        self._in_flight.append(self._closed)
+
+    def over(self) -> None:
+        self._in_flight.pop(0)
 
     def __len__(self) -> int:
         return len(self._leaders)
@@ -128,18 +147,27 @@ class KvCache(BlockTables):
         match: Match | None = None,
     ) -> bool:
         """Whether a sequence should get no tokens in this step, as another one computes the block that it
-        needs next. `match`: its prefix, if it has no table yet. True at most once for each number of
-        available tokens: one that waited in vain (the leader was cancelled) computes for itself."""
+        needs next. `match`: its prefix, if it has no table yet. Beyond the steps in flight, true at most once
+        for each number of available tokens: one that waited in vain (the leader was cancelled) computes for
+        itself."""
         node, at = cursor.node, cursor.blocks * self.block_tokens
         if match is not None:
             node, at = match.nodes[-1] if match.nodes else None, match.tokens
         elif computed_tokens - at >= self.block_tokens:
             return False
-        if not self.prefix_caching or at + self.block_tokens >= len(token_ids) or at <= cursor.deferred_at:
+        if not self.prefix_caching or at + self.block_tokens >= len(token_ids):
             return False
-        if not self._sharing.is_led(node, self._tree.key(node, token_ids, cursor.salt), cursor):
+        key = None
+        if at > cursor.deferred_at:
+            key = self._tree.key(node, token_ids, cursor.salt)
+            if self._sharing.is_led(node, key, cursor):
+                cursor.deferred_at = at
+                self.counts.deferrals += 1
+                return True
+        if not self._sharing.has_in_flight:
             return False
-        cursor.deferred_at = at
+        if not self._sharing.is_in_flight(node, key or self._tree.key(node, token_ids, cursor.salt)):
+            return False
         self.counts.deferrals += 1
         return True
 
@@ -163,6 +191,7 @@ class KvCache(BlockTables):
         self._check_cursor(table, cursor)
         own = table[first : first + len(nodes)]
         table[first : first + len(own)] = self._reference([node.block for node in nodes])
+        cursor.handed_over = min(cursor.handed_over, first)
         self._release(own)
         self._advance(cursor, nodes[-1])
         gained = cursor.blocks * self.block_tokens - computed_tokens
@@ -199,8 +228,16 @@ class KvCache(BlockTables):
     def close_step(self) -> Copies:
         """Ends announcements and returns the step's copies, to be executed before its forward pass, outbound
         ones first; if that fails, KV swapped out in this step is lost and has to be dropped."""
-        self._sharing.clear()
+        self._sharing.close()
         return self._host.close()
+
+    def fence(self, step: int) -> None:
+        super().fence(step)
+        self._sharing.launched()
+
+    def lift_fence(self, step: int) -> None:
+        super().lift_fence(step)
+        self._sharing.over()
 
     @property
     def is_step_open(self) -> bool:

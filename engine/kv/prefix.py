@@ -58,8 +58,11 @@ class PrefixCursor:
     deferred_at: int = -1
     """Tokens available from the cache when it last waited for another sequence."""
     announced: tuple[Node | None, bytes] | None = field(default=None, repr=False)
+    handed_over: int = 0
+    """Entries of the table, from its start, that the model runner has as they are."""
 
     def reset(self) -> None:
+        self.handed_over = 0
         self.node = None
         self.blocks = 0
         self.deferred_at = -1

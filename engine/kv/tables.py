@@ -123,7 +123,7 @@ class BlockTables:
         wanted = match.blocks
         revived = sum(self._pool.is_cached(block) for block in wanted)
         gained = 0
-        if yielded and not self._pool.is_fenced:
+        if yielded:
             named = Counter(block for table in yielded for block in table)
             kept = set(wanted)
             gained = sum(
@@ -200,6 +200,7 @@ class BlockTables:
                 self.counts.published_blocks += 1
             elif node.block != own:
                 table[index : index + 1] = self._reference([node.block])
+                cursor.handed_over = min(cursor.handed_over, index)
                 self._pool.free([own])
                 self.counts.duplicate_blocks += 1
             self._advance(cursor, node)
@@ -210,17 +211,15 @@ class BlockTables:
         self._release(table)
         cursor.reset()
 
-    def fence(self) -> None:
-        self._pool.fence()
+    @property
+    def has_fence(self) -> bool:
+        return self._pool.has_fence
 
-    def lift_fence(self) -> None:
-        self._pool.lift_fence()
+    def fence(self, step: int) -> None:
+        self._pool.fence(step)
 
-    def evict_cached(self) -> int:
-        """Evicts all cached blocks (a cold start, for measurements). Returns how many."""
-        count = self._pool.num_cached
-        self._evict(count)
-        return count
+    def lift_fence(self, step: int) -> None:
+        self._pool.lift_fence(step)
 
     def _evict(self, count: int) -> None:
         evict, remove = self._pool.evict, self._tree.remove

@@ -1,8 +1,15 @@
-"""The device that a model computes on: which one, in which number format, and what it must be before."""
+"""The device that a model computes on: which one and in which number format, its queues and its errors."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, Protocol
+
 import torch
+
+from engine.core.model_runner import DeviceLost, OutOfDeviceMemory
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -58,3 +65,82 @@ def why_no_room(weight_bytes: int, free_bytes: int, device: torch.device) -> str
         f"the weights take {weight_bytes / 2**30:.2f} GiB, but on {device} {free_bytes / 2**30:.2f} GiB are"
         " free: free memory there, or serve a smaller model"
     )
+
+
+class DeviceEvent(Protocol):
+    """A point in a queue, as `torch.cuda.Event`."""
+
+    def record(self) -> None: ...
+    def query(self) -> bool: ...
+    def synchronize(self) -> None: ...
+    def elapsed_time(self, end: Any) -> float: ...
+
+
+class DeviceQueues(Protocol):
+    """A device that computes while the host goes on: one queue for steps, another for copies."""
+
+    def event(self) -> DeviceEvent:
+        """A new event, which keeps time."""
+        ...
+
+    def copying(self) -> AbstractContextManager[Any]:
+        """What is launched inside goes into the queue of copies, which waits for no step by itself."""
+        ...
+
+    def wait_for(self, event: DeviceEvent) -> None:
+        """The queue in use goes on when the event has passed. The host does not wait."""
+        ...
+
+
+class CudaQueues:
+    def __init__(self, device: torch.device) -> None:
+        self._copies = torch.cuda.Stream(device)
+        self.event = partial(torch.cuda.Event, enable_timing=True)
+
+    def copying(self) -> AbstractContextManager[Any]:
+        inside: AbstractContextManager[Any] = torch.cuda.stream(self._copies)
+        return inside
+
+    def wait_for(self, event: Any) -> None:
+        torch.cuda.current_stream().wait_event(event)
+
+
+def mark(queues: DeviceQueues) -> DeviceEvent:
+    """An event after what was launched so far into the queue in use."""
+    event = queues.event()
+    event.record()
+    return event
+
+
+def queues_of(device: torch.device) -> DeviceQueues | None:
+    """The device's own; None: what is launched there is done when the call returns."""
+    return CudaQueues(device) if device.type == "cuda" else None
+
+
+@contextmanager
+def device_errors() -> Iterator[None]:
+    """Raises `OutOfDeviceMemory` or `DeviceLost` where torch's error means that; others pass as they are."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfDeviceMemory(_first_line(error)) from error
+    except RuntimeError as error:
+        if not _answers():
+            raise DeviceLost(_first_line(error)) from error
+        raise
+
+
+def _answers() -> bool:
+    """Whether the current device can still be used: after an illegal access, a failed assertion or a hardware
+    fault CUDA returns the same error from every call."""
+    if not torch.cuda.is_initialized():
+        return True
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _first_line(error: RuntimeError) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from engine.model.attention import LayerCache, PagedContext, attending
-from kernels.batch import Integers, PackedBatch
+from kernels.batch import PackedBatch
 from kernels.dispatch import AttentionKernel
 
 
@@ -20,9 +19,14 @@ class Forward(Protocol):
     """Computes a step's keys, values and some rows' logits."""
 
     def __call__(
-        self, batch: PackedBatch, token_ids: Integers, rows: Integers, caches: dict[int, LayerCache]
+        self,
+        batch: PackedBatch,
+        token_ids: torch.Tensor,
+        rows: torch.Tensor | None,
+        caches: dict[int, LayerCache],
     ) -> torch.Tensor:
-        """`token_ids` `[tokens]`, one a packed row; returns the logits of `rows`: `[rows, vocabulary]`."""
+        """`token_ids` `[tokens]`, one a packed row; returns the logits of `rows` (None: of all): `[rows,
+        vocabulary]`."""
         ...
 
 
@@ -32,18 +36,18 @@ class PlainForward:
         self._kernel = kernel
 
     def __call__(
-        self, batch: PackedBatch, token_ids: Integers, rows: Integers, caches: dict[int, LayerCache]
+        self,
+        batch: PackedBatch,
+        token_ids: torch.Tensor,
+        rows: torch.Tensor | None,
+        caches: dict[int, LayerCache],
     ) -> torch.Tensor:
         with attending(PagedContext(batch, caches, self._kernel)):
             output = self._model(
-                input_ids=self._tensor(token_ids, batch)[None],
-                position_ids=self._tensor(batch.rows.contexts - 1, batch)[None],
+                input_ids=token_ids[None],
+                position_ids=(batch.token_contexts - 1)[None],
                 use_cache=False,
-                logits_to_keep=self._tensor(rows, batch),
+                logits_to_keep=0 if rows is None else rows,
             )
         logits: torch.Tensor = output.logits[0]
         return logits
-
-    @staticmethod
-    def _tensor(values: Integers, batch: PackedBatch) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(batch.device)

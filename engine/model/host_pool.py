@@ -3,12 +3,16 @@
 One tensor for each of the cache's, laid out like it, `[blocks, block_tokens, kv_heads, dim]`. All of a step's
 blocks are copied together: gathered (scattered) on the device once a layer and tensor, and each run of
 neighbouring host blocks is one copy.
+
+Where the device has a queue of copies, neither the host nor a step waits for them by itself. Copies are done
+in the order of the calls; `wait_for` orders what uses their blocks on the device, `read` waits on the host.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -16,6 +20,7 @@ import numpy as np
 import torch
 
 from engine.model.attention import LayerCache
+from engine.model.device import DeviceEvent, DeviceQueues, mark
 
 ALIGNMENT_BYTES = 64
 """Of a cache line; torch's own tensors begin at one, too."""
@@ -38,12 +43,24 @@ class RoundTrip:
     block_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class PendingCopies:
+    """Copies on their way; `ended` is the event after them."""
+
+    ended: DeviceEvent
+    blocks: frozenset[int]
+    """Of the device."""
+
+
 class HostPool:
     """Host memory for `num_blocks` blocks of every layer. `engine.kv.host` tracks their use."""
 
-    def __init__(self, caches: Iterable[LayerCache], num_blocks: int) -> None:
-        """`caches`: the device's, one for each layer. Memory of a CUDA device's pool is pinned. Raises
-        ValueError when there is nothing to allocate, or when the layers differ in their blocks."""
+    def __init__(
+        self, caches: Iterable[LayerCache], num_blocks: int, queues: DeviceQueues | None = None
+    ) -> None:
+        """`caches`: the device's, one for each layer. Memory of a CUDA device's pool is pinned. Without
+        `queues` copies are done when the call returns. Raises ValueError when there is nothing to allocate,
+        or when the layers differ in their blocks."""
         self._device = [tensor for cache in caches for tensor in (cache.keys, cache.values)]
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, not {num_blocks}")
@@ -52,6 +69,12 @@ class HostPool:
         shapes = {tuple(tensor.shape[:2]) for tensor in self._device}
         if len(shapes) > 1:
             raise ValueError(f"the layers' caches differ in [blocks, block_tokens]: {sorted(shapes)}")
+        self.follows_steps = False
+        """The next copies in wait for all that was launched, too: part of it belongs to no step that the
+        engine waits for before it uses the blocks again (a launch that failed, blocks that were written)."""
+        self._queues = queues
+        self._pending: list[PendingCopies] = []
+        self._last: DeviceEvent | None = None
         self.num_blocks = num_blocks
         self.num_device_blocks = self._device[0].shape[0]
         self._host = [
@@ -67,37 +90,51 @@ class HostPool:
         return sum(tensor.numel() * tensor.element_size() for tensor in self._host)
 
     def copy_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies whole blocks, each pair `(device block, host block)`, to host memory; done when it returns.
-        Raises ValueError for a block outside of the pools or a host block named twice; nothing is copied."""
+        """Copies whole blocks, each pair `(device block, host block)`, to host memory, after all that
+        was launched. Raises ValueError for a block outside of the pools or a host block named twice; nothing
+        is copied."""
         # In the host's order: neighbours there are one copy.
         pairs = sorted(pairs, key=lambda pair: pair[1])
         device, host = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         if not self._check(device, host, "host", host):
             return
-        with torch.inference_mode():
+        with torch.inference_mode(), self._copying(device, follows_steps=True) as in_background:
             index = self._index(device)
             for source, target in zip(self._device, self._host, strict=True):
                 gathered = source.index_select(0, index)
                 for start, end, first in _runs(host):
-                    target[first : first + end - start].copy_(gathered[start:end], non_blocking=True)
-        self._wait()
+                    target[first : first + end - start].copy_(gathered[start:end], non_blocking=in_background)
 
     def copy_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies whole `(host block, device block)` pairs back. Raises ValueError as `copy_out` does."""
+        """Copies whole `(host block, device block)` pairs back, while steps run that do not name the device
+        blocks. Raises ValueError as `copy_out` does."""
         pairs = sorted(pairs)
         host, device = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         if not self._check(device, host, "device", device):
             return
-        with torch.inference_mode():
+        with torch.inference_mode(), self._copying(device, follows_steps=self.follows_steps) as in_background:
             index = self._index(device)
             for source, target in zip(self._host, self._device, strict=True):
                 gathered = torch.empty(
                     (len(pairs), *target.shape[1:]), dtype=target.dtype, device=target.device
                 )
                 for start, end, first in _runs(host):
-                    gathered[start:end].copy_(source[first : first + end - start], non_blocking=True)
+                    part = source[first : first + end - start]
+                    gathered[start:end].copy_(part, non_blocking=in_background)
                 target.index_copy_(0, index, gathered)
-        self._wait()
+
+    def wait_for(self, blocks: Iterable[int]) -> None:
+        """What is launched from now on waits for the copies of these device blocks, and for no others."""
+        while self._pending and self._pending[0].ended.query():
+            del self._pending[0]
+        if self._queues is None or not self._pending:
+            return
+        blocks = frozenset(blocks)
+        for copies in reversed(self._pending):
+            if not blocks.isdisjoint(copies.blocks):
+                # Those before are done earlier.
+                self._queues.wait_for(copies.ended)
+                return
 
     def read(self, blocks: Sequence[int], num_tokens: int) -> list[bytes]:
         """The first `num_tokens` tokens of host blocks: an entry a tensor, layer by layer keys, then values.
@@ -106,6 +143,7 @@ class HostPool:
         if not 0 < num_tokens <= len(blocks) * block_tokens:
             raise ValueError(f"{num_tokens} tokens do not lie in {len(blocks)} blocks of {block_tokens}")
         self._check_range("host", blocks, self.num_blocks)
+        self._finish()
         index = torch.tensor(blocks, dtype=torch.int64)
         entries = []
         for tensor in self._host:
@@ -132,6 +170,7 @@ class HostPool:
             started_s = clock()
             self.copy_out(pairs)
             self.copy_in(pairs)
+            self._finish()
             times.append(clock() - started_s)
         return min(times[1:])
 
@@ -154,13 +193,33 @@ class HostPool:
                 f"{name} blocks {min(blocks)} to {max(blocks)} do not lie in the pool's 0 to {limit - 1}"
             )
 
-    def _index(self, blocks: list[int]) -> torch.Tensor:
-        return torch.tensor(blocks, dtype=torch.int64, device=self._device[0].device)
+    @contextmanager
+    def _copying(self, blocks: list[int], *, follows_steps: bool) -> Iterator[bool]:
+        """Puts copies of these device blocks into the queue of copies; false: there is none."""
+        if self._queues is None:
+            yield False
+            return
+        steps = mark(self._queues) if follows_steps else None
+        with self._queues.copying():
+            if steps is not None:
+                self._queues.wait_for(steps)
+                self.follows_steps = False
+            try:
+                yield True
+            finally:
+                # Also after an error: some copies may be on their way.
+                self._last = mark(self._queues)
+                self._pending.append(PendingCopies(self._last, frozenset(blocks)))
 
-    def _wait(self) -> None:
-        # Copies to and from pinned memory return before they are done.
-        if self._device[0].device.type == "cuda":
-            torch.cuda.synchronize(self._device[0].device)
+    def _finish(self) -> None:
+        """Waits on the host until all copies are done."""
+        if self._last is not None:
+            self._last.synchronize()
+
+    def _index(self, blocks: list[int]) -> torch.Tensor:
+        device = self._device[0].device
+        index = torch.tensor(blocks, dtype=torch.int64, pin_memory=device.type == "cuda")
+        return index.to(device, non_blocking=self._queues is not None)
 
 
 def _runs(blocks: list[int]) -> list[tuple[int, int, int]]:

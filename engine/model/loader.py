@@ -30,10 +30,10 @@ from engine.model.attention import (
     attending,
 )
 from engine.model.cpu.choose import Checked, choose_forward, cpu_threads
-from engine.model.device import card_name, device_of, dtype_of, prepare, why_no_room
+from engine.model.device import DeviceQueues, card_name, device_of, dtype_of, prepare, why_no_room
 from engine.model.forward import Forward
 from engine.model.path_report import PathReport, Unsupported
-from engine.model.runner import TorchRunner
+from engine.model.runner import DEFAULT_ROWS, TorchRunner
 from engine.model.self_check import check_prompts, difference_from_plain, plain_logits, spread_of_plain
 from kernels.dispatch import pick_attention
 
@@ -78,12 +78,12 @@ class LoadedModel:
         return int(free), int(card)
 
     def free_beside(
-        self, run: Callable[[TorchRunner], bool], *, num_blocks: int, block_tokens: int
+        self, run: Callable[[TorchRunner], bool], *, num_blocks: int, block_tokens: int, num_rows: int
     ) -> int | None:
         """Bytes of the card that are free while `run` computes with a runner of these sizes, whose KV cache
         counts as free. None: that does not fit, or `run` failed."""
         try:
-            runner = self.runner(num_blocks=num_blocks, block_tokens=block_tokens)
+            runner = self.runner(num_blocks=num_blocks, block_tokens=block_tokens, num_rows=num_rows)
             torch.cuda.reset_peak_memory_stats(self.device)
             before = torch.cuda.memory_allocated(self.device)
             has_run = run(runner)
@@ -101,9 +101,12 @@ class LoadedModel:
         num_blocks: int,
         block_tokens: int,
         num_host_blocks: int = 0,
+        num_rows: int = DEFAULT_ROWS,
         context_tokens: int | None = None,
+        queues: DeviceQueues | None = None,
     ) -> TorchRunner:
-        """A runner of these sizes; `context_tokens` may shorten the model's. Raises `ModelRefused`."""
+        """A runner of these sizes; `context_tokens` may shorten the model's, `num_rows` and `queues` are
+        `TorchRunner`'s. Raises `ModelRefused`."""
         info = self.info
         if context_tokens is not None:
             info = msgspec.structs.replace(info, context_tokens=context_tokens)
@@ -117,7 +120,9 @@ class LoadedModel:
                 num_blocks=num_blocks,
                 block_tokens=block_tokens,
                 num_host_blocks=num_host_blocks,
+                num_rows=num_rows,
                 path_reports=self.path_reports,
+                queues=queues,
             )
         except (MemoryError, torch.OutOfMemoryError):
             mebibytes = self.token_bytes * block_tokens / 2**20
@@ -183,6 +188,8 @@ def load_runner(
     num_blocks: int,
     block_tokens: int = DEFAULT_BLOCK_TOKENS,
     num_host_blocks: int = 0,
+    num_rows: int = DEFAULT_ROWS,
+    queues: DeviceQueues | None = None,
     **options: Any,
 ) -> TorchRunner:
     """`load_model` with a paged cache, and host memory for swapped KV. Raises `ModelRefused`."""
@@ -191,7 +198,13 @@ def load_runner(
     if num_host_blocks < 0:
         raise ModelRefused(f"num_host_blocks ({num_host_blocks}) must not be negative")
     loaded = load_model(model_dir, check_block_tokens=block_tokens, **options)
-    return loaded.runner(num_blocks=num_blocks, block_tokens=block_tokens, num_host_blocks=num_host_blocks)
+    return loaded.runner(
+        num_blocks=num_blocks,
+        block_tokens=block_tokens,
+        num_host_blocks=num_host_blocks,
+        num_rows=num_rows,
+        queues=queues,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,59 @@
-"""`TorchRunner`: executes a step with torch and samples its tokens.
+"""`TorchRunner`: executes steps with torch and chooses their tokens.
 
-All slices of a step are packed into one row and run through the model once; the paged attention finds
-each sequence's context by its block table. Logits are computed only for the rows that sample.
+All slices of a step are packed into one row and run through the model once; the paged attention finds each
+sequence's context by its block table. Logits are computed only for the rows that choose a token. A launched
+step asks nothing of the device: `collect` waits for one event.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 
-import numpy as np
 import torch
 
-from engine.core.model_runner import Sampled, SequenceSlice
+from engine.core.model_runner import Sampled, StepOutput, StepWork
 from engine.messages import ModelInfo
 from engine.model.attention import LayerCache, LayerShape
-from engine.model.device_errors import device_errors
+from engine.model.device import DeviceEvent, DeviceQueues, device_errors, mark, queues_of
 from engine.model.forward import Forward
 from engine.model.host_pool import HostPool, RoundTrip, untouched_zeros
-from engine.model.length_probe.probe import LengthReadings, StateReader
+from engine.model.length_probe.probe import LaunchedReadings, LengthReadings, StateReader
 from engine.model.path_report import PathReport
-from engine.model.sampler import SamplingRow, sample
+from engine.model.rows import DeviceRows, StagedStep, on_host
+from engine.model.sampler import Chosen, choose, read
 from kernels.batch import pack
+from kernels.torch_sdpa import sort_key
+
+DEFAULT_ROWS = 64
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """A step on its way through the device."""
+
+    samples: list[bool]
+    order: list[int] | None
+    """Places of its slices in the work that was asked for; None: they are the same."""
+    staged: StagedStep
+    chosen: Chosen | None
+    readings: LaunchedReadings | None
+    began: DeviceEvent | None
+    ended: DeviceEvent | None
+
+
+def _reordered(work: StepWork, order: list[int]) -> StepWork:
+    return StepWork(
+        rows=[work.rows[place] for place in order],
+        positions=[work.positions[place] for place in order],
+        num_tokens=[work.num_tokens[place] for place in order],
+        samples=[work.samples[place] for place in order],
+        token_ids=[work.token_ids[place] for place in order],
+        starts=work.starts,
+        blocks=work.blocks,
+    )
 
 
 class TorchRunner:
@@ -38,8 +70,11 @@ class TorchRunner:
         num_blocks: int,
         block_tokens: int,
         num_host_blocks: int = 0,
+        num_rows: int = DEFAULT_ROWS,
         path_reports: tuple[PathReport, ...] = (),
+        queues: DeviceQueues | None = None,
     ) -> None:
+        """`num_rows`: most sequences that run; `queues`: None takes the device's own."""
         self.info = info
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
@@ -55,64 +90,108 @@ class TorchRunner:
             )
             for index, shape in sorted(shapes.items())
         }
+        self.num_rows = num_rows
+        self._rows = DeviceRows(
+            num_rows,
+            vocabulary=info.vocabulary,
+            num_blocks=num_blocks,
+            block_tokens=block_tokens,
+            context_tokens=info.context_tokens,
+            device=device,
+        )
+        self._queues = queues or queues_of(device)
+        self.steps_ahead = 0 if self._queues is None else 1
         self.num_host_blocks = num_host_blocks
-        self._host_pool = HostPool(self._caches.values(), num_host_blocks) if num_host_blocks else None
+        self._host_pool = (
+            HostPool(self._caches.values(), num_host_blocks, self._queues) if num_host_blocks else None
+        )
         trip = RoundTrip(0.0, 0.0) if self._host_pool is None else self._host_pool.measure()
         self.swap_base_s, self.swap_block_s = trip.base_s, trip.block_s
 
-    @device_errors()
-    def execute(self, slices: Sequence[SequenceSlice]) -> list[Sampled | None]:
-        """As `ModelRunner.execute`; also raises `ValueError` for a slice that cannot be computed."""
-        if not slices:
-            return []
-        ends = accumulate(piece.num_tokens for piece in slices)
-        rows = [end - 1 for piece, end in zip(slices, ends, strict=True) if piece.sample]
-        choices = [
-            SamplingRow(piece.token_ids, piece.num_prompt_tokens, piece.sampling, piece.seed)
-            for piece in slices
-            if piece.sample
+    def launch(self, work: StepWork) -> LaunchedStep:
+        """As `ModelRunner.launch`; also raises `ValueError` for a slice that cannot be computed."""
+        order = self._order(work)
+        if order is not None:
+            work = _reordered(work, order)
+        with device_errors(), torch.inference_mode(), self._using(block for _, _, block in work.blocks):
+            # After the wait for copies: that is no time in which the device computes for the step. Copies
+            # beside it may slow it down, and that counts.
+            began = self._mark()
+            staged = self._rows.stage(work)
+            logits = self._forward(staged.batch, staged.token_ids, staged.last, self._caches)
+            chosen = readings = None
+            if staged.sampling:
+                chosen = self._choose(logits, staged)
+                if self.readings is not None:
+                    readings = self.readings.launch(work, staged, self._rows)
+        return LaunchedStep(work.samples, order, staged, chosen, readings, began, self._mark())
+
+    def collect(self, ticket: LaunchedStep) -> StepOutput:
+        """As `ModelRunner.collect`."""
+        device_s = None
+        with device_errors():
+            if ticket.began is not None and ticket.ended is not None:
+                ticket.ended.synchronize()
+                device_s = ticket.began.elapsed_time(ticket.ended) / 1e3
+        results: list[Sampled | None] = []
+        if ticket.chosen is not None:
+            results += read(ticket.chosen, [params.logprobs for params in ticket.staged.sampling])
+            if ticket.readings is not None and self.readings is not None:
+                self.readings.note(ticket.readings, results)
+        if len(results) < len(ticket.samples):
+            sampled = iter(results)
+            results = [next(sampled) if samples else None for samples in ticket.samples]
+        if ticket.order is not None:
+            back: list[Sampled | None] = [None] * len(results)
+            for place, result in zip(ticket.order, results, strict=True):
+                back[place] = result
+            results = back
+        return StepOutput(results, device_s)
+
+    def _mark(self) -> DeviceEvent | None:
+        """An event after what was launched so far."""
+        return None if self._queues is None else mark(self._queues)
+
+    @contextmanager
+    def _using(self, blocks: Iterable[int]) -> Iterator[None]:
+        """Launches what is inside after the copies of these blocks; if it fails, later copies wait for it."""
+        pool = self._host_pool
+        if pool is not None:
+            pool.wait_for(blocks)
+        try:
+            yield
+        except Exception:
+            # Part of it may still run, and no step in flight keeps its blocks from being used again.
+            if pool is not None:
+                pool.follows_steps = True
+            raise
+
+    def _choose(self, logits: torch.Tensor, staged: StagedStep) -> Chosen:
+        """Chooses the tokens, a launch of its own after the forward pass, and puts them into their rows."""
+        inputs = self._rows.sampling_of(staged)
+        chosen = choose(logits.float(), inputs, staged.wants, fallback_token_id=self._fallback_token_id)
+        self._rows.chosen(staged, chosen.token_ids)
+        parts = {name: getattr(chosen, name) for name in Chosen.__slots__}
+        return Chosen(**{name: on_host(part) for name, part in parts.items() if part is not None})
+
+    def _order(self, work: StepWork) -> list[int] | None:
+        """Decodes of similar contexts beside each other, prompts last; None: they are so already."""
+        keys = [
+            sort_key(count, position + count, self.block_tokens)
+            for position, count in zip(work.positions, work.num_tokens, strict=True)
         ]
-        with torch.inference_mode():
-            logits = self.forward(slices, rows)
-            if not choices:
-                return [None] * len(slices)
-            chosen = sample(logits.float(), choices, fallback_token_id=self._fallback_token_id)
-            if len(chosen) == len(slices):
-                results: list[Sampled | None] = list(chosen)
-            else:
-                sampled = iter(chosen)
-                results = [next(sampled) if piece.sample else None for piece in slices]
-            if self.readings is not None:
-                self.readings.note(slices, results)
-        return results
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        return None if all(before < after for before, after in pairwise(order)) else order
 
     def state_reader(self) -> StateReader:
         return StateReader(self._caches, self.block_tokens)
 
-    def forward(self, slices: Sequence[SequenceSlice], rows: list[int]) -> torch.Tensor:
-        """Computes the slices' keys, values and, for the packed `rows`, the logits `[rows, vocabulary]`."""
-        token_ids: list[int] = []
-        for piece in slices:
-            token_ids += piece.token_ids[piece.position : piece.position + piece.num_tokens]
-        fed = np.array(token_ids, dtype=np.int64)
-        query_lens = [piece.num_tokens for piece in slices]
-        if len(fed) != sum(query_lens) or not 0 <= fed.min() <= fed.max() < self.info.vocabulary:
-            raise ValueError(
-                "a slice reaches past its sequence's tokens, or holds a token id outside of "
-                f"0..{self.info.vocabulary - 1}"
-            )
-        batch = pack(
-            query_lens,
-            [piece.position + piece.num_tokens for piece in slices],
-            [piece.block_table for piece in slices],
-            block_tokens=self.block_tokens,
-            device=self._device,
-        )
-        tables = batch.rows.tables
-        if not 0 <= tables.min() <= tables.max() < self.num_blocks:
-            # A compiled kernel would write there without an error.
-            raise ValueError(f"a block table names blocks outside of 0..{self.num_blocks - 1}")
-        return self._forward(batch, fed, np.array(rows, dtype=np.int64), self._caches)
+    def logits(self, work: StepWork, rows: list[int]) -> torch.Tensor:
+        """Computes a step's keys, values and, for the packed `rows`, the logits `[rows, vocabulary]`."""
+        with torch.inference_mode():
+            staged = self._rows.stage(work)
+            wanted = torch.tensor(rows, dtype=torch.int64).to(self._device)
+            return self._forward(staged.batch, staged.token_ids, wanted, self._caches)
 
     @device_errors()
     def copy_out(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -127,14 +206,16 @@ class TorchRunner:
         """One entry a layer: the keys of all tokens, then their values, as the cache's own numbers."""
         slots = self._slots(block_table, num_tokens)
         entries = []
-        for cache in self._caches.values():
-            parts = [
-                tensor.view(-1, *tensor.shape[2:]).index_select(0, slots).view(-1).view(torch.uint8).cpu()
-                for tensor in (cache.keys, cache.values)
-            ]
-            entries.append(b"".join(part.numpy().tobytes() for part in parts))
+        with self._using(block_table):
+            for cache in self._caches.values():
+                parts = [
+                    tensor.view(-1, *tensor.shape[2:]).index_select(0, slots).view(-1).view(torch.uint8).cpu()
+                    for tensor in (cache.keys, cache.values)
+                ]
+                entries.append(b"".join(part.numpy().tobytes() for part in parts))
         return entries
 
+    @device_errors()
     def read_host_kv(self, host_blocks: list[int], num_tokens: int) -> list[bytes]:
         """As `read_kv`, of what was copied out. Raises ValueError, as `HostPool.read`."""
         parts = self._hosts().read(host_blocks, num_tokens)
@@ -151,7 +232,7 @@ class TorchRunner:
             expected = num_tokens * (_token_bytes(cache.keys) + _token_bytes(cache.values))
             if len(entry) != expected:
                 raise ValueError(f"a layer's keys and values are {len(entry)} bytes, expected {expected}")
-        with torch.inference_mode():
+        with torch.inference_mode(), self._using(block_table):
             for entry, cache in zip(kv, self._caches.values(), strict=True):
                 offset = 0
                 for tensor in (cache.keys, cache.values):

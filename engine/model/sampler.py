@@ -38,16 +38,6 @@ _RANK_OF_MINUS_INFINITY = -0x7F800001
 SAMPLING_REPORT = PathReport("sampled tokens", True, "chosen and checked for soundness in compiled passes")
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
-    """Inputs of the next token of one row of logits, as the host has them."""
-
-    token_ids: list[int]
-    num_prompt_tokens: int
-    sampling: SamplingParams
-    seed: int
-
-
 @dataclass(slots=True)
 class RowSampling:
     """Inputs of the next tokens of a step, one entry a row, where the logits are (float32 if not said)."""
@@ -91,7 +81,7 @@ class Wants:
         drawn = [p for p in params if p.temperature >= GREEDY_BELOW_TEMPERATURE]
         return cls(
             bias=any(p.logit_bias for p in params),
-            penalties=any(_is_penalized(p) for p in params),
+            penalties=any(is_penalized(p) for p in params),
             draws=bool(drawn),
             top_k=any(p.top_k > 0 for p in drawn),
             top_p=any(p.top_p < 1.0 for p in drawn),
@@ -111,58 +101,6 @@ class Chosen:
     top_values: Tensor | None = None
     unsound: Tensor | None = None
     """bool `[rows]`: the logits were not finite. None: all were."""
-
-
-def sample(logits: Tensor, rows: Sequence[SamplingRow], *, fallback_token_id: int = 0) -> list[Sampled]:
-    """`choose` for rows whose inputs the host has, read back."""
-    wants = Wants.of([row.sampling for row in rows])
-    if wants == Wants() and (greedy := greedy_tokens(logits)) is not None:
-        return [Sampled(token_id) for token_id in greedy.tolist()]
-    inputs = row_sampling(rows, logits.shape[-1], logits.device)
-    chosen = choose(logits, inputs, wants, fallback_token_id=fallback_token_id)
-    return read(chosen, [row.sampling.logprobs for row in rows])
-
-
-def row_sampling(rows: Sequence[SamplingRow], vocabulary: int, device: torch.device) -> RowSampling:
-    params = [row.sampling for row in rows]
-    floats = [
-        [p.temperature for p in params],
-        [p.top_p for p in params],
-        [p.min_p for p in params],
-        [p.repetition_penalty for p in params],
-        [p.frequency_penalty for p in params],
-        [p.presence_penalty for p in params],
-    ]
-    integers = [
-        [min(p.top_k, vocabulary) for p in params],
-        [row.seed % 2**63 for row in rows],
-        [len(row.token_ids) - row.num_prompt_tokens for row in rows],
-    ]
-    temperature, top_p, min_p, repetition, frequency, presence = torch.tensor(floats, device=device).unbind()
-    top_k, seeds, token_index = torch.tensor(integers, device=device).unbind()
-    biases = [
-        [(token, value) for token, value in p.logit_bias.items() if 0 <= token < vocabulary] for p in params
-    ]
-    most = max(map(len, biases))
-    padded = [[*each, *[(-1, 0.0)] * (most - len(each))] for each in biases]
-    bias_ids = torch.tensor(
-        [[token for token, _ in each] for each in padded], dtype=torch.int32, device=device
-    )
-    bias_values = torch.tensor([[value for _, value in each] for each in padded], device=device)
-    counts = in_prompt = None
-    if any(_is_penalized(p) for p in params):
-        counts = torch.zeros((len(rows), vocabulary), dtype=torch.int32)
-        in_prompt = torch.zeros((len(rows), vocabulary), dtype=torch.bool)
-        for index, row in enumerate(rows):
-            if not _is_penalized(row.sampling):
-                continue
-            in_prompt[index, row.token_ids[: row.num_prompt_tokens]] = True
-            np.add.at(counts[index].numpy(), row.token_ids[row.num_prompt_tokens :], 1)
-        counts, in_prompt = counts.to(device), in_prompt.to(device)
-    return RowSampling(
-        temperature, top_k.int(), top_p, min_p, seeds, token_index, repetition, frequency, presence,
-        bias_ids, bias_values, counts, in_prompt,
-    )  # fmt: skip
 
 
 def read(chosen: Chosen, reported: Sequence[int | None]) -> list[Sampled]:
@@ -210,7 +148,13 @@ def choose(logits: Tensor, rows: RowSampling, wants: Wants, *, fallback_token_id
 
 def warm_up() -> None:
     """Compiles the kernels in advance, so that the first step need not wait."""
-    sample(torch.zeros(1, 2), [SamplingRow([0], 1, SamplingParams(), 0)])
+    zeros, ones = torch.zeros(1), torch.ones(1)
+    whole = torch.zeros(1, dtype=torch.int64)
+    biases = zeros[:, None][:, :0]
+    rows = RowSampling(
+        ones, whole.int(), ones, zeros, whole, whole, ones, zeros, zeros, biases.int(), biases
+    )  # fmt: skip
+    choose(torch.zeros(1, 2), rows, Wants(draws=True))
 
 
 def adjusted(logits: Tensor, rows: RowSampling, wants: Wants) -> Tensor:
@@ -347,5 +291,5 @@ def _repaired(logits: Tensor, fallback_token_id: int) -> tuple[Tensor, Tensor]:
     return logits, unsound
 
 
-def _is_penalized(p: SamplingParams) -> bool:
+def is_penalized(p: SamplingParams) -> bool:
     return p.repetition_penalty != 1.0 or p.frequency_penalty != 0.0 or p.presence_penalty != 0.0

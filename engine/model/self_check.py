@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from engine.core.model_runner import SequenceSlice
+from engine.core.model_runner import RowStart, StepWork
 from engine.messages import ModelInfo, SamplingParams
 from engine.model.attention import ATTENTION_NAME, LayerShape
 from engine.model.forward import Forward
@@ -103,32 +103,24 @@ def _paged_logits(runner: TorchRunner, prompts: list[list[int]], per_prompt: int
     positions = [0, 0]
     parts: list[list[torch.Tensor]] = [[], []]
     for step in STEPS:
-        slices = []
-        for index, wanted in enumerate(step):
-            num_tokens = min(wanted, len(prompts[index]) - positions[index])
-            if num_tokens > 0:
-                slices.append(_slice(index, prompts[index], positions[index], num_tokens, tables[index]))
-                positions[index] += num_tokens
-        if not slices:
+        work = StepWork()
+        for row, wanted in enumerate(step):
+            position, prompt = positions[row], prompts[row]
+            num_tokens = min(wanted, len(prompt) - position)
+            if num_tokens <= 0:
+                continue
+            if not position:
+                work.starts.append(RowStart(row, str(row), 0, len(prompt), prompt, SamplingParams(), 0))
+                work.blocks += [(row, index, block) for index, block in enumerate(tables[row])]
+            work.rows.append(row)
+            work.positions.append(position)
+            work.num_tokens.append(num_tokens)
+            work.samples.append(False)
+            work.token_ids.append(prompt[position : position + num_tokens])
+            positions[row] += num_tokens
+        if not work.rows:
             continue
-        logits = runner.forward(slices, list(range(sum(piece.num_tokens for piece in slices)))).float()
-        pieces = logits.split([piece.num_tokens for piece in slices])
-        for piece, piece_logits in zip(slices, pieces, strict=True):
-            parts[int(piece.sequence_id)].append(piece_logits)
+        logits = runner.logits(work, list(range(sum(work.num_tokens)))).float()
+        for row, row_logits in zip(work.rows, logits.split(work.num_tokens), strict=True):
+            parts[row].append(row_logits)
     return [torch.cat(part) for part in parts]
-
-
-def _slice(
-    index: int, token_ids: list[int], position: int, num_tokens: int, block_table: list[int]
-) -> SequenceSlice:
-    return SequenceSlice(
-        sequence_id=str(index),
-        token_ids=token_ids,
-        num_prompt_tokens=len(token_ids),
-        position=position,
-        num_tokens=num_tokens,
-        block_table=block_table,
-        sample=False,
-        sampling=SamplingParams(),
-        seed=0,
-    )

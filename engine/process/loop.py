@@ -334,7 +334,7 @@ class EngineLoop:
         result = self._core.step()
         self._changed = True
         self._unaudited_s = self._clock()
-        self._idle = not (result.num_tokens or result.deltas)
+        self._idle = not (result.num_tokens or result.deltas or self._core.steps_in_flight)
         self._deliver(
             (delta for deltas in result.deltas.values() for delta in deltas),
             step=result.step,

@@ -16,6 +16,8 @@ AUTO = 0
 """Of a size: it is derived from device, model and memory (`engine/process/capacity.py`)."""
 AUTO_HOST_BLOCKS = -1
 """As `AUTO`; 0 host blocks are none."""
+AUTO_STEPS_AHEAD = -1
+"""As `AUTO`: what suits the device."""
 
 
 class EngineSettings(Bounded, frozen=True, kw_only=True):
@@ -80,6 +82,13 @@ class EngineSettings(Bounded, frozen=True, kw_only=True):
         Meta(ge=0, le=131_072, extra={"auto": AUTO, "least": 16}),
         "Most tokens that one step computes: the token budget; auto goes by the device.",
     ] = AUTO
+    steps_ahead: Annotated[
+        int,
+        Meta(ge=-1, le=1, extra={"auto": AUTO_STEPS_AHEAD, "least": 0}),
+        "Steps that the device has before the tokens of the one before are read; auto is 1 on a GPU, which"
+        " computes meanwhile, and 0 on a CPU. With 1 the end of an answer is seen one step late: its sequence"
+        " has one row too many, which is not charged.",
+    ] = AUTO_STEPS_AHEAD
     prefix_caching: Annotated[
         bool,
         "Whether prompts of a tenant that begin alike share keys and values, and find them in the cache.",

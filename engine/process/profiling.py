@@ -30,6 +30,7 @@ def measured_sizes(loaded: LoadedModel, texts: TextFactory, wanted: EngineSettin
             lambda runner: largest_step(runner, texts, lengths),
             num_blocks=sum(blocks_for(length + 1, block_tokens) for length in lengths),
             block_tokens=block_tokens,
+            num_rows=sequences,
         )
 
     return engine_sizes(MachineMemory(device, free_bytes, host_bytes, card_bytes), shape, wanted, free_beside)

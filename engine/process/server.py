@@ -43,7 +43,7 @@ from engine.process.capacity import DEFAULTS, CapacityRefused, step_sizes
 from engine.process.fingerprint import machine_name, model_fingerprint
 from engine.process.lock import EngineLock, LockContent, LockHeld, lock_path, pid_namespace
 from engine.process.loop import EngineLoop
-from engine.process.options import EngineOptions
+from engine.process.options import AUTO_STEPS_AHEAD, EngineOptions
 from engine.process.outcomes import OutcomeStore, OutcomesUnreadable, read_outcomes, write_outcomes
 from engine.process.profiling import measured_sizes
 from engine.process.spans import EngineSpans
@@ -194,6 +194,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
             watermark_permille=options.kv_watermark_permille,
             prefix_caching=options.prefix_caching,
             max_tokens_per_s=options.max_tokens_per_s,
+            steps_ahead=None if options.steps_ahead == AUTO_STEPS_AHEAD else options.steps_ahead,
         )
     except ValueError as error:
         raise StartRefused(str(error)) from None
@@ -210,6 +211,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
             num_blocks=sizes.num_blocks,
             block_tokens=sizes.block_tokens,
             num_host_blocks=sizes.num_host_blocks,
+            num_rows=steps.max_sequences,
             context_tokens=sizes.context_tokens,
         )
     except (ModelRefused, CapacityRefused) as error:

@@ -54,6 +54,8 @@ class StepCounters:
     def __init__(self, *, max_tenants: int = MAX_TENANTS) -> None:
         self._service: dict[str, int] = {}
         """By tenant: all that was computed for it here, scaled per weight."""
+        self._in_flight: dict[str, int] = {}
+        """Of that, what steps in flight compute: it counts here, and is reported once they are over."""
         self._floor = 0
         """Service of a tenant that is not kept by name."""
         self._lifts: dict[TierTenant, int] = {}
@@ -89,7 +91,7 @@ class StepCounters:
 
     def serials(self, tenant_id: str) -> dict[int, int]:
         """The tenant's serials, of every tier: a gateway may be about to speak of any."""
-        service, lifts = self.service(tenant_id), self._lifts
+        service, lifts = self.service(tenant_id) - self._in_flight.get(tenant_id, 0), self._lifts
         return {tier: service + lifts.get((tier, tenant_id), 0) for tier in TIERS}
 
     def knows(self, tier: int, tenant_id: str) -> bool:
@@ -104,7 +106,8 @@ class StepCounters:
             self._unheard.pop(key, None)
             heard = min(heard, self.serial(tier, tenant_id))
         else:
-            heard = self._unheard.setdefault(key, self.serial(tier, tenant_id))
+            reported = self.serial(tier, tenant_id) - self._in_flight.get(tenant_id, 0)
+            heard = self._unheard.setdefault(key, reported)
         self._offsets[key] = had - heard
         # Where it stood before says nothing beside where it stands now.
         self._anchors.get(tier, {}).pop(tenant_id, None)
@@ -124,6 +127,23 @@ class StepCounters:
         for tenant_id, amount in amounts.items():
             service[tenant_id] = service.get(tenant_id, floor) + amount
         self._forget()
+
+    def launched(self, amounts: dict[str, int]) -> None:
+        """Of the service added, `amounts` come from a step in flight."""
+        for tenant_id, amount in amounts.items():
+            self._in_flight[tenant_id] = self._in_flight.get(tenant_id, 0) + amount
+
+    def landed(self, amounts: dict[str, int]) -> None:
+        """The step is over: they are reported from now on."""
+        for tenant_id, amount in amounts.items():
+            left = self._in_flight.pop(tenant_id, 0) - amount
+            if left:
+                self._in_flight[tenant_id] = left
+
+    def take_back(self, tenant_id: str, amount: int) -> None:
+        """Takes service of a step in flight back: it comes to nothing."""
+        self._service[tenant_id] = self._service.get(tenant_id, self._floor) - amount
+        self.landed({tenant_id: amount})
 
     def lift(self, tier: int, tenant_id: str, to: int) -> None:
         """Raises a tenant in one tier; never lowers it."""

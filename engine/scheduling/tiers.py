@@ -183,12 +183,6 @@ class TieredQueue:
         band = self._band_counters.get(tier * MAX_LANES + lane)
         return self._counters.value(tenant_id) if band is None else band.value(tenant_id)
 
-    def counters_by_tenant(self, tier: int, lane: int = 0) -> dict[str, int]:
-        """The numbers by which a lane of `tier` ranks the tenants that wait in it."""
-        band = self._bands.get(tier * MAX_LANES + lane)
-        waiting = {entry.tenant_id for entry in band.entries()} if band is not None else set()
-        return {tenant_id: self.counter(tenant_id, tier, lane) for tenant_id in sorted(waiting)}
-
     def unlift(self, tenant_id: str) -> None:
         """Forgets the tenant's lifts: its shared counter was replaced by one that contains them."""
         for band in self._band_counters.values():

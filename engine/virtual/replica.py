@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-from zlib import crc32
 
 from engine.core.core import EngineConfig, EngineCore, StepResult
-from engine.core.model_runner import Sampled, SequenceSlice
+from engine.core.model_runner import Sampled, StepOutput, StepWork
 from engine.messages import ModelInfo, Refused, SamplingParams, StepTime, Submit
 from engine.scheduling.room import attended_tokens
 from engine.step_time.model import PRIOR, predict_step_s
@@ -22,6 +21,7 @@ from engine.virtual.step_shapes import PaddedShapes
 
 EOS_TOKEN_ID = 0
 VOCABULARY = 1024
+MOST_ROWS = 1 << 20
 _MIX = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -37,6 +37,15 @@ class VirtualClock:
         if seconds < 0:
             raise ValueError(f"time does not go back ({seconds} s)")
         self.now_s += seconds
+
+
+@dataclass(slots=True)
+class _VirtualRow:
+    sequence_id: str
+    num_prompt_tokens: int
+    seed: int
+    block_table: list[int] = field(default_factory=list)
+    last_token: int = 0
 
 
 class VirtualRunner:
@@ -74,6 +83,9 @@ class VirtualRunner:
         self.num_host_blocks = num_host_blocks
         self.swap_block_s = swap_block_s
         self.swap_base_s = swap_base_s
+        self.num_rows = MOST_ROWS
+        self.steps_ahead = 0
+        self._rows: dict[int, _VirtualRow] = {}
         self._host: list[list[int]] = [[] for _ in range(num_host_blocks)]
         self._clock = clock
         self._step_time = step_time
@@ -85,29 +97,45 @@ class VirtualRunner:
         """Sets an answer's length in tokens, its EOS included. Default: `max_tokens`."""
         self._lengths[sequence_id] = output_tokens
 
-    def execute(self, slices: SequenceOf[SequenceSlice]) -> list[Sampled | None]:
-        tokens = sum(piece.num_tokens for piece in slices)
-        context = sum(attended_tokens(piece.position, piece.num_tokens) for piece in slices)
-        rows = len(slices)
+    def launch(self, work: StepWork) -> list[Sampled | None]:
+        """Computes the step: nothing overlaps on a virtual clock."""
+        for start in work.starts:
+            self._rows[start.row] = _VirtualRow(start.sequence_id, start.num_prompt_tokens, start.seed)
+        tokens = sum(work.num_tokens)
+        context = sum(map(attended_tokens, work.positions, work.num_tokens))
+        rows = [self._rows[row] for row in work.rows]
+        num_rows = len(rows)
         if self._padded is not None:
-            shape = self._padded.of(
-                [(piece.sequence_id, piece.position, piece.num_tokens) for piece in slices]
-            )
+            ids = [row.sequence_id for row in rows]
+            shape = self._padded.of(zip(ids, work.positions, work.num_tokens, strict=True))
             self._padded.note(shape, tokens, 1)
             tokens = shape.prompt_tokens + shape.decode_tokens
             context = shape.prompt_context + shape.decode_context
-            rows = shape.rows
-        self._clock.advance(predict_step_s(self._step_time, tokens, context, rows))
+            num_rows = shape.rows
+        self._clock.advance(predict_step_s(self._step_time, tokens, context, num_rows))
         if self._slots is not None:
-            for piece in slices:
-                # As in a model, a slot's content depends on all tokens up to its own.
-                before = (
-                    self._slots[self._slot(piece.block_table, piece.position - 1)] if piece.position else 0
-                )
-                for position in range(piece.position, piece.position + piece.num_tokens):
-                    content = before = _mix(before ^ (position << 32 | piece.token_ids[position]))
-                    self._slots[self._slot(piece.block_table, position)] = content
-        return [self._sample(piece) if piece.sample else None for piece in slices]
+            for number, index, block in work.blocks:
+                self._rows[number].block_table[index:] = [block]
+            for row, position, fed in zip(rows, work.positions, work.token_ids, strict=True):
+                self._write(row, position, fed or [row.last_token])
+        sampled: list[Sampled | None] = []
+        for row, position, count, samples in zip(
+            rows, work.positions, work.num_tokens, work.samples, strict=True
+        ):
+            sampled.append(self._sample(row, position + count) if samples else None)
+        return sampled
+
+    def collect(self, ticket: list[Sampled | None]) -> StepOutput:
+        return StepOutput(ticket)
+
+    def _write(self, row: _VirtualRow, position: int, token_ids: list[int]) -> None:
+        """As in a model, a slot's content depends on all tokens up to its own."""
+        assert self._slots is not None
+        table = row.block_table
+        before = self._slots[self._slot(table, position - 1)] if position else 0
+        for at, token_id in enumerate(token_ids, position):
+            before = _mix(before ^ (at << 32 | token_id))
+            self._slots[self._slot(table, at)] = before
 
     @property
     def padded_tokens(self) -> int:
@@ -150,16 +178,17 @@ class VirtualRunner:
     def _slot(self, block_table: list[int], position: int) -> int:
         return block_table[position // self.block_tokens] * self.block_tokens + position % self.block_tokens
 
-    def _sample(self, piece: SequenceSlice) -> Sampled:
-        end = piece.position + piece.num_tokens
-        index = end - piece.num_prompt_tokens
-        if index + 1 == self._lengths.get(piece.sequence_id):
+    def _sample(self, row: _VirtualRow, end: int) -> Sampled:
+        index = end - row.num_prompt_tokens
+        if index + 1 == self._lengths.get(row.sequence_id):
+            row.last_token = EOS_TOKEN_ID
             return Sampled(EOS_TOKEN_ID, logprob=0.0)
-        drawn = _mix(piece.seed ^ index)
+        drawn = _mix(row.seed ^ index)
         if self._slots is not None:
             for position in range(end):
-                drawn = _mix(drawn ^ self._slots[self._slot(piece.block_table, position)])
-        return Sampled(1 + drawn % (VOCABULARY - 1), logprob=0.0)
+                drawn = _mix(drawn ^ self._slots[self._slot(row.block_table, position)])
+        row.last_token = 1 + drawn % (VOCABULARY - 1)
+        return Sampled(row.last_token, logprob=0.0)
 
 
 def _mix(value: int) -> int:
@@ -168,13 +197,6 @@ def _mix(value: int) -> int:
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
     return value ^ value >> 31
-
-
-def virtual_prompt(name: str, tokens: int) -> list[int]:
-    """A prompt of `tokens` tokens, unique to `name` from its start, so that no cached prefix matches."""
-    mixed = _mix(crc32(name.encode()))
-    start = [1 + (mixed >> shift) % (VOCABULARY - 1) for shift in (0, 20, 40)]
-    return (start + [1] * tokens)[:tokens]
 
 
 class VirtualText:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.scheduling.policy import CHOICES
-from ops.settings.settings import SETTINGS
 
 PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
 TESTS = "tests/e2e/test_policy_options.py"
@@ -58,21 +57,6 @@ CHOICE_WORDS: dict[str, dict[str, str]] = {
     },
 }
 """What each choice does, in a line."""
-
-
-def shown_by() -> dict[str, str]:
-    """The test in `TESTS`, or of `ELSEWHERE`, that shows each choice and each option."""
-    choices = {
-        f"policy.{decision} = {choice}": f"test_{decision}_{choice}".replace("-", "_")
-        for decision, named in CHOICES.items()
-        for choice in named
-    }
-    options = {
-        row.name: f"test_{row.field}"
-        for row in SETTINGS
-        if row.group == "policy.options" and row.field not in CHOICES
-    }
-    return choices | options
 
 
 def table() -> str:

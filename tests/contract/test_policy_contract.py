@@ -55,11 +55,11 @@ def cases() -> Iterator[tuple[str, PolicyOptions]]:
         yield "srpt", PolicyOptions(admit="prompt-only", evict=name)
 
 
-def run(policy: Policy | None, seed: int) -> tuple[dict[str, list[int]], int]:
+def run(policy: Policy | None, seed: int, steps_ahead: int = 0) -> tuple[dict[str, list[int]], int]:
     """Tokens by request, and how many preemptions there were; without a policy: one request at a time."""
     rng = random.Random(seed)
     replica = VirtualReplica(
-        EngineConfig(max_batched_tokens=64, max_sequences=12),
+        EngineConfig(max_batched_tokens=64, max_sequences=12, steps_ahead=steps_ahead),
         num_blocks=60 if policy else 600,
         block_tokens=8,
         audit=True,
@@ -99,7 +99,7 @@ def run(policy: Policy | None, seed: int) -> tuple[dict[str, list[int]], int]:
             ended += delta.outcome is not None
         if ended == NUM_REQUESTS:
             return tokens, replica.core.table.preemptions
-        if replica.clock.now_s == before_s and not result.deltas:
+        if replica.clock.now_s == before_s and not result.deltas and not result.num_tokens:
             waits = [to_come[0][0]] if to_come else []
             if replica.core.wait_until_s is not None:
                 waits.append(replica.core.wait_until_s)
@@ -113,13 +113,16 @@ def alone(seed: int) -> dict[str, list[int]]:
     return run(None, seed)[0]
 
 
+@pytest.mark.parametrize("steps_ahead", [0, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("name", "options"),
     list(cases()),
     ids=lambda value: value if isinstance(value, str) else value.admit or value.compose or value.evict,
 )
-def test_every_request_ends_with_the_tokens_it_gets_alone(name: str, options: PolicyOptions) -> None:
-    tokens, preemptions = run(make_policy(name, options), seed=3)
+def test_every_request_ends_with_the_tokens_it_gets_alone(
+    name: str, options: PolicyOptions, steps_ahead: int
+) -> None:
+    tokens, preemptions = run(make_policy(name, options), 3, steps_ahead)
     assert tokens == alone(3)
     if options.evict:
         assert preemptions > 5, "nobody was ever evicted"

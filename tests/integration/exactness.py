@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import ge
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ import transformers
 from msgspec.structs import replace
 
 from engine.core.core import EngineConfig, EngineCore
-from engine.core.model_runner import Sampled, SequenceSlice
+from engine.core.model_runner import StepOutput, StepWork
 from engine.messages import ModelInfo, SamplingParams, SequenceOutcome, Submit
-from engine.model.runner import TorchRunner
+from engine.model.runner import LaunchedStep, TorchRunner
 from engine.scheduling.options import PolicyOptions
 from engine.sequence import Sequence as EngineSequence
 from engine.sequence import SequenceStatus, stable_seed
@@ -92,6 +93,8 @@ class Run:
     move_share: float = 0.01
     """Of the live sequences are exported and imported again between two steps."""
     tiers: tuple[int, ...] = (0, 1, 1, 2)
+    steps_ahead: int | None = None
+    """None: as suits the runner's device."""
     predicted: tuple[int, ...] = (1, 1, 4)
     """Too short ones make the admission too hopeful, so that memory runs out and a sequence is preempted."""
 
@@ -125,6 +128,8 @@ class WatchedRunner:
         self.block_tokens = runner.block_tokens
         self.num_blocks = run.num_blocks or runner.num_blocks
         self.num_host_blocks = run.num_host_blocks
+        self.num_rows = runner.num_rows
+        self.steps_ahead = runner.steps_ahead
         assert self.num_blocks <= runner.num_blocks
         assert self.num_host_blocks <= runner.num_host_blocks
         self.read_kv = runner.read_kv
@@ -134,16 +139,24 @@ class WatchedRunner:
         self.swap_base_s = self.swap_block_s = 0.0
         self.copy_out = runner.copy_out
         self.copy_in = runner.copy_in
+        self.collect: Callable[[LaunchedStep], StepOutput] = runner.collect
         self._runner = runner
         self._met = met
+        self._prompt_tokens = [0] * runner.num_rows
 
-    def execute(self, slices: Sequence[SequenceSlice]) -> list[Sampled | None]:
+    def launch(self, work: StepWork) -> LaunchedStep:
+        for start in work.starts:
+            self._prompt_tokens[start.row] = start.num_prompt_tokens
+        prompts = [self._prompt_tokens[row] for row in work.rows]
+        decoding = sum(map(ge, work.positions, prompts))
         met = self._met
-        met["batched"] += len(slices) >= 4
-        decoding = [piece for piece in slices if piece.position >= piece.num_prompt_tokens]
-        met["mixed steps"] += 0 < len(decoding) < len(slices)
-        met["chunked"] += sum(piece.position + piece.num_tokens < piece.num_prompt_tokens for piece in slices)
-        return self._runner.execute(slices)
+        met["batched"] += len(work) >= 4
+        met["mixed steps"] += 0 < decoding < len(work)
+        met["chunked"] += sum(
+            position + tokens < prompt
+            for position, tokens, prompt in zip(work.positions, work.num_tokens, prompts, strict=True)
+        )
+        return self._runner.launch(work)
 
 
 class NoText:
@@ -221,6 +234,7 @@ def run_engine(
         max_sequences=run.max_sequences,
         watermark_permille=0,
         prefix_caching=run.prefix_caching,
+        steps_ahead=run.steps_ahead,
         policy_options=PolicyOptions(paused_keep_s=0.3),
     )
     core = EngineCore(WatchedRunner(runner, run, met), NoText(), config, lambda: clock[0])
@@ -258,7 +272,7 @@ def run_engine(
             tokens += delta.token_ids
             if delta.outcome is not None:
                 outcomes[delta.sequence_id] = delta.outcome
-        if len(outcomes) == len(jobs):
+        if len(outcomes) == len(jobs) and not core.steps_in_flight:
             break
     assert len(outcomes) == len(jobs), "not every sequence ended"
     for job_id, outcome in outcomes.items():

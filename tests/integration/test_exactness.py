@@ -29,8 +29,9 @@ RUNS = (
     Run(
         max_batched_tokens=37, max_sequences=16, seed=3, num_host_blocks=30, policy="hybrid", move_share=0.03
     ),
+    Run(max_batched_tokens=37, max_sequences=16, seed=2, num_host_blocks=30, move_share=0.03, steps_ahead=1),
 )
-"""Chunk sizes, batch sizes, and seeds of arrivals, leases and moves."""
+"""Chunk sizes, batch sizes, and seeds of arrivals, leases and moves; the last one launches a step ahead."""
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutations import mutations_of
 
 HISTORIES = "tests/property/test_engine_histories.py::test_random_histories"
+AHEAD_TESTS = "tests/property/test_one_step_ahead.py"
+AHEAD = f"{AHEAD_TESTS}::test_each_sequence_has_the_answer_and_the_charge_of_the_plain_order"
 SCHEDULER = "tests/unit/engine/core/test_scheduler.py"
 COMPOSE = "engine/scheduling/compose"
 COUNTERS = "engine/scheduling/step_counters.py"
@@ -17,6 +19,9 @@ STEPS = "engine/vllm_plugin/fair_steps.py"
 PLUGIN_STEPS_TEST = "tests/unit/engine/vllm_plugin/test_fair_steps.py"
 DESK = "tests/unit/engine/vllm_plugin/channel/test_desk.py"
 ATTACKS = "tests/attack/test_engine_messages.py"
+ROWS = "engine/model/rows.py"
+ROWS_TEST = "tests/unit/engine/model/test_rows.py"
+STAND_IN = "tests/integration/test_stand_in_exactness.py::test_late_execution_gives_generates_tokens"
 STATE = "tests/unit/gateway/upstream/vllm_plugin/test_channel_state.py"
 
 ENGINE_MUTATIONS = mutations_of(
@@ -43,6 +48,37 @@ ENGINE_MUTATIONS = mutations_of(
             "tests/unit/engine/kv/test_cache.py",
         ),
         (
+            ROWS,
+            "device: a staging buffer is written while a step has yet to read it",
+            "STAGING_BUFFERS = 3",
+            "STAGING_BUFFERS = 1",
+            STAND_IN,
+        ),
+        (
+            "engine/model/runner.py",
+            "device: results are read before they are there",
+            (
+                "                ticket.ended.synchronize()\n"
+                "                device_s = ticket.began.elapsed_time(ticket.ended) / 1e3\n"
+            ),
+            "                device_s = 0.0\n",
+            STAND_IN,
+        ),
+        (
+            ROWS,
+            "device: a row keeps the counts of its former sequence",
+            "                self._counts.index_fill_(0, counted_rows, 0)\n",
+            "",
+            ROWS_TEST,
+        ),
+        (
+            ROWS,
+            "device: a row keeps the biases of its former sequence",
+            "            self._bias_ids.index_fill_(0, rows, -1)\n",
+            "",
+            ROWS_TEST,
+        ),
+        (
             "engine/sequence.py",
             "charge what was found in the cache",
             "        self.cached_tokens += max(0, min(tokens, self.prompt_tokens) - self.ever_computed_tokens)\n",
@@ -52,9 +88,42 @@ ENGINE_MUTATIONS = mutations_of(
         (
             "engine/kv/blocks.py",
             "hand out blocks behind the fence",
-            "if self._is_fenced:\n                    self._fenced",
+            "if self._in_flight:\n                    self._fenced",
             "if False:\n                    self._fenced",
             "tests/unit/engine/kv/test_blocks.py",
+        ),
+        (
+            "engine/kv/blocks.py",
+            "ahead: a fence is lifted early",
+            "self._fenced[block] = self._in_flight[-1]",
+            "self._fenced[block] = self._in_flight[0]",
+            f"{AHEAD_TESTS}::test_a_block_is_given_away_only_when_the_step_that_writes_it_is_over",
+        ),
+        (
+            "engine/sequence.py",
+            "ahead: a lease ignores pending tokens",
+            "            self.emitted_tokens < min(self.lease_tokens, self.submit.max_tokens) and",
+            "            self.known_tokens < min(self.lease_tokens, self.submit.max_tokens) and",
+            AHEAD,
+        ),
+        (
+            "engine/core/sequence_table.py",
+            "ahead: an unknown token is published",
+            "            token_ids.append(UNKNOWN_TOKEN)\n",
+            (
+                "            token_ids.append(UNKNOWN_TOKEN)\n"
+                "            slots = len(sequence.block_table) * self.block_tokens\n"
+                "            known = min(slots, len(token_ids))\n"
+                "            self.pool.publish(sequence.block_table, sequence.cursor, token_ids, known)\n"
+            ),
+            AHEAD,
+        ),
+        (
+            "engine/core/sequence_table.py",
+            "ahead: a wasted row is charged",
+            "        self.charges.take_back(sequence, sequence.in_flight_first_time, pending, beyond)\n",
+            "",
+            AHEAD,
         ),
         (
             "engine/core/scheduler.py",

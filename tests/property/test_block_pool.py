@@ -22,7 +22,10 @@ class Pool(RuleBasedStateMachine):
         self.live: list[list[int]] = []
         self.published: set[int] = set()
         self.cached: list[int] = []
-        self.fenced: list[int] | None = None
+        self.fenced: dict[int, int] = {}
+        """Block -> the last step in flight when it was let go."""
+        self.in_flight: list[int] = []
+        self.step = 0
 
     tables = Bundle("tables")
 
@@ -31,7 +34,7 @@ class Pool(RuleBasedStateMachine):
 
     @rule(target=tables, count=st.integers(0, 6))
     def allocate(self, count: int) -> list[int]:
-        free = TOTAL - len(self.references()) - len(self.cached) - len(self.fenced or [])
+        free = TOTAL - len(self.references()) - len(self.cached) - len(self.fenced)
         try:
             table = self.pool.allocate(count)
         except OutOfBlocks:
@@ -39,7 +42,7 @@ class Pool(RuleBasedStateMachine):
             return []
         assert count <= free
         assert not set(table) & set(self.references()), "a block that is in use was handed out"
-        assert not set(table) & {*self.cached, *(self.fenced or [])}, "a block that is kept was handed out"
+        assert not set(table) & {*self.cached, *self.fenced}, "a block that is kept was handed out"
         self.live.append(table)
         return table
 
@@ -55,10 +58,10 @@ class Pool(RuleBasedStateMachine):
         self.live = [other for other in self.live if other is not table]
         let_go = [block for block in reversed(table) if block not in self.references()]
         self.pool.free(table)
-        if self.fenced is None:
-            self.cached += [block for block in let_go if block in self.published]
+        if self.in_flight:
+            self.fenced |= dict.fromkeys(let_go, self.in_flight[-1])
         else:
-            self.fenced += let_go
+            self.cached += [block for block in let_go if block in self.published]
 
     @rule(table=tables)
     def publish(self, table: list[int]) -> None:
@@ -68,12 +71,11 @@ class Pool(RuleBasedStateMachine):
 
     @rule(target=tables)
     def revive(self) -> list[int]:
-        table = [block for block in [*self.cached, *(self.fenced or [])] if block in self.published][:2]
+        table = [block for block in [*self.cached, *self.fenced] if block in self.published][:2]
         self.pool.share(table)
         self.live.append(table)
         self.cached = [block for block in self.cached if block not in table]
-        if self.fenced is not None:
-            self.fenced = [block for block in self.fenced if block not in table]
+        self.fenced = {block: step for block, step in self.fenced.items() if block not in table}
         return table
 
     @precondition(lambda self: self.cached)
@@ -83,15 +85,21 @@ class Pool(RuleBasedStateMachine):
         assert self.pool.evict() == oldest
         self.published.discard(oldest)
 
+    @precondition(lambda self: len(self.in_flight) < 2)
     @rule()
-    def raise_or_lift_the_fence(self) -> None:
-        if self.fenced is None:
-            self.pool.fence()
-            self.fenced = []
-        else:
-            self.pool.lift_fence()
-            self.cached += [block for block in self.fenced if block in self.published]
-            self.fenced = None
+    def begin_a_step(self) -> None:
+        self.step += 1
+        self.in_flight.append(self.step)
+        self.pool.fence(self.step)
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def end_the_oldest_step(self) -> None:
+        over = self.in_flight.pop(0)
+        self.pool.lift_fence(over)
+        let_go = [block for block, step in self.fenced.items() if step <= over]
+        self.fenced = {block: step for block, step in self.fenced.items() if step > over}
+        self.cached += [block for block in let_go if block in self.published]
 
     @invariant()
     def books_agree(self) -> None:
@@ -99,7 +107,7 @@ class Pool(RuleBasedStateMachine):
         pool = self.pool
         assert pool.num_free + pool.num_cached + pool.num_referenced + pool.num_fenced == TOTAL
         assert pool.cached_blocks() == self.cached
-        assert pool.num_fenced == len(self.fenced or [])
+        assert pool.num_fenced == len(self.fenced)
         assert self.pool.num_referenced == len(self.references())
 
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from engine.core.core import EngineConfig
+from engine.core.core import EngineConfig, StepResult
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from engine.messages import Delta, Submit
+from engine.scheduling.counters import scaled
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import POLICIES
 from engine.sequence import SequenceStatus
@@ -26,6 +29,8 @@ pytestmark = pytest.mark.long
 NUM_BLOCKS = 24
 BLOCK_TOKENS = 4
 SEEDS = range(25)
+MOST_STEPS = 20_000
+CUT_SHORT = ("cancelled", "failed")
 
 
 @dataclass
@@ -34,6 +39,8 @@ class History:
 
     seed: int
     policy: str
+    policies: tuple[str, ...] = tuple(sorted(POLICIES))
+    """Those that it changes to."""
     rng: random.Random = field(init=False)
     replica: VirtualReplica = field(init=False)
     submits: dict[str, Submit] = field(default_factory=dict)
@@ -42,11 +49,17 @@ class History:
     text: dict[str, str] = field(default_factory=dict)
     leases: dict[str, int] = field(default_factory=dict)
     finishes: dict[str, str] = field(default_factory=dict)
+    interrupted: set[str] = field(default_factory=set)
+    """Those that were preempted, or moved."""
     met: Counter[str] = field(default_factory=Counter)
     service: Counter[str] = field(default_factory=Counter)
     """Tokens each tenant got, step by step."""
     accounted: Counter[str] = field(default_factory=Counter)
     """Tokens each tenant got, by the outcomes."""
+    charges: Counter[str] = field(default_factory=Counter)
+    """What that costs, per weight."""
+    cost: int = 0
+    """What it costs, of all tenants."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -69,10 +82,13 @@ class History:
         for _ in range(150):
             self.disturb()
             self.step()
-        while self.replica.core.running() or self.replica.core.has_work():
+        for _ in range(MOST_STEPS):
+            if not (self.replica.core.running() or self.replica.core.has_work()):
+                return
             for live in self.replica.core.running():
                 self.top_up(live.sequence_id, 10_000)
             self.step()
+        raise AssertionError("the engine does not come to an end")
 
     def disturb(self) -> None:
         core = self.replica.core
@@ -89,7 +105,7 @@ class History:
         if live and self.rng.random() < 0.05:
             self.move(self.rng.choice(live))
         if self.rng.random() < 0.02:
-            core.set_policy(self.rng.choice((self.policy, *sorted(POLICIES))))
+            self.set_policy(self.rng.choice((self.policy, *self.policies)))
 
     def submit(self) -> None:
         name = f"s{len(self.submits)}"
@@ -107,11 +123,19 @@ class History:
             tier=self.rng.choice((0, 1, 1, 2)),
             weight=self.rng.choice((1.0, 2.0)),
             predicted_output_tokens=self.rng.randint(1, 30),
+            **self.drawn_fields(),
         )
         self.submits[name] = submit
         self.lengths[name] = self.rng.randint(1, 40)
         self.tokens[name], self.text[name], self.leases[name] = [], "", lease
         assert self.replica.submit(submit, output_tokens=self.lengths[name]) is None
+
+    def set_policy(self, name: str) -> None:
+        self.replica.core.set_policy(name)
+
+    def drawn_fields(self) -> dict[str, Any]:
+        """Further fields of a `Submit`."""
+        return {}
 
     def prompt(self) -> list[int]:
         """Often one that begins like an earlier one."""
@@ -125,6 +149,7 @@ class History:
 
     def move(self, name: str) -> None:
         """Out and in again, with its KV or without."""
+        self.interrupted.add(name)
         state = self.replica.core.export(name)
         assert state is not None
         self.replica.core.check()
@@ -143,7 +168,7 @@ class History:
         assert result.num_tokens <= self.config.max_batched_tokens
         assert result.num_sequences <= self.config.max_sequences
         if result.wait_until_s is None:
-            assert bool(result.num_tokens or result.deltas) == had_work, "work conservation"
+            assert self.did_work(result) == had_work, "work conservation"
         elif not result.num_tokens:
             self.met["waited on purpose"] += 1
             self.replica.clock.advance(max(0.0, result.wait_until_s - self.replica.clock.now_s))
@@ -164,6 +189,9 @@ class History:
             each.state is SequenceStatus.PREEMPTED for each in table.sequences.values()
         )
 
+    def did_work(self, result: StepResult) -> bool:
+        return bool(result.num_tokens or result.deltas)
+
     def take(self, delta: Delta) -> None:
         name = delta.sequence_id
         assert name not in self.finishes, "something came after the outcome"
@@ -177,14 +205,37 @@ class History:
             self.accounted[self.submits[name].tenant_id] += (
                 delta.outcome.computed_tokens + delta.outcome.emitted_tokens
             )
+            cost = (
+                INPUT_TOKEN_COST * delta.outcome.computed_tokens
+                + OUTPUT_TOKEN_COST * delta.outcome.emitted_tokens
+            )
+            self.cost += cost
+            self.charges[self.submits[name].tenant_id] += scaled(cost, self.submits[name].weight)
+            self.met[delta.outcome.finish] += 1
+            if delta.outcome.preemptions:
+                self.interrupted.add(name)
             self.met["recomputed"] += delta.outcome.recomputed_tokens
             self.met["cached"] += delta.outcome.cached_tokens
-            if delta.outcome.finish != "cancelled":
+            if delta.outcome.finish not in CUT_SHORT:
                 had = delta.outcome.computed_tokens + delta.outcome.cached_tokens
                 assert had == len(self.submits[name].prompt_token_ids)
 
-    def alone(self, name: str) -> tuple[list[int], str]:
-        """The same request on an engine of its own."""
+    def check_end(self) -> None:
+        """Once all have ended: each token was served and charged once, recomputed or not."""
+        core = self.replica.core
+        assert self.finishes.keys() == self.submits.keys(), "everybody finishes"
+        assert core.table.pool.num_referenced == 0, "a block is held at the end"
+        assert core.table.pool.num_free == NUM_BLOCKS
+        assert self.service == self.accounted
+        totals = core.snapshot("e").service
+        served = {tenant: had.computed_tokens + had.emitted_tokens for tenant, had in totals.items()}
+        assert Counter(served) == self.accounted
+        had = {tenant: core.table.standings.service(tenant) for tenant in "abcd"}
+        assert Counter(had) == self.charges
+        assert core.counters.served_cost == self.cost
+
+    def alone(self, name: str) -> tuple[list[int], str, str]:
+        """The same request on an engine of its own, in the plain order: its tokens, text and finish."""
         replica = VirtualReplica(num_blocks=NUM_BLOCKS, block_tokens=BLOCK_TOKENS, audit=True)
         submit = self.submits[name]
         whole = Submit(
@@ -194,38 +245,39 @@ class History:
             prompt_token_ids=submit.prompt_token_ids,
             max_tokens=submit.max_tokens,
             lease_tokens=submit.max_tokens,
+            sampling=submit.sampling,
         )
         assert replica.submit(whole, output_tokens=self.lengths[name]) is None
         tokens: list[int] = []
-        text = ""
+        text = finish = ""
         while replica.core.has_work():
             for delta in replica.step().deltas["virtual"]:
                 tokens += delta.token_ids
                 text += delta.text
-        return tokens, text
+                finish = delta.outcome.finish if delta.outcome is not None else ""
+        return tokens, text, finish
 
 
 def check_answers(history: History) -> None:
-    """Each is what it would have been alone, up to where it was cancelled."""
+    """Each is what it would have been alone, up to where it was cancelled or failed."""
     for name, finish in history.finishes.items():
-        tokens, text = history.alone(name)
+        tokens, text, alone = history.alone(name)
         emitted = len(history.tokens[name])
         assert history.tokens[name] == tokens[:emitted], f"{name} of history {history.seed}"
-        if finish != "cancelled":
-            assert (history.tokens[name], history.text[name]) == (tokens, text)
+        if finish not in CUT_SHORT:
+            assert (history.tokens[name], history.text[name], finish) == (tokens, text, alone)
 
 
-def run_histories(policy: str, seeds: Iterable[int]) -> Counter[str]:
+def run_histories(
+    policy: str, seeds: Iterable[int], kind: Callable[[int, str], History] = History
+) -> Counter[str]:
     """What was met in them."""
     met: Counter[str] = Counter()
     for seed in seeds:
-        history = History(seed, policy)
+        history = kind(seed, policy)
         history.run()
-        assert history.finishes.keys() == history.submits.keys(), "everybody finishes"
+        history.check_end()
         table = history.replica.core.table
-        assert table.pool.num_referenced == 0, "nobody holds a block at the end"
-        assert table.pool.num_free == NUM_BLOCKS
-        assert history.service == history.accounted, "each token is served once, recomputed or not"
         check_answers(history)
         counts = table.pool.counts
         history.met["adopted"] = counts.adopted_tokens

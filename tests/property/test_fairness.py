@@ -126,11 +126,13 @@ def test_tiers_are_strict_and_fairness_holds_inside_each() -> None:
 # ---------------------------------------------------------------- the engine alone: the bound
 
 
-def drift(policy: str, seed: int, *, num_blocks: int, weights: tuple[float, float]) -> tuple[float, int]:
+def drift(
+    policy: str, seed: int, *, num_blocks: int, weights: tuple[float, float], steps_ahead: int = 0
+) -> tuple[float, int]:
     """The largest difference of service per weight between two tenants that always have a backlog in the
     engine's own queue, as a share of 2U / min(weight); and how often something was preempted."""
     rng = random.Random(seed)
-    config = EngineConfig(policy=policy, max_batched_tokens=32, max_sequences=8)
+    config = EngineConfig(policy=policy, max_batched_tokens=32, max_sequences=8, steps_ahead=steps_ahead)
     replica = VirtualReplica(config, num_blocks=num_blocks, block_tokens=4)
     longest_input, most_output = 60, 80
     names = ("steady", "bursty")
@@ -167,13 +169,19 @@ def drift(policy: str, seed: int, *, num_blocks: int, weights: tuple[float, floa
     return worst / bound, replica.core.table.preemptions
 
 
-@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 3.0)])
-@pytest.mark.parametrize("num_blocks", [80, 400])
+@pytest.mark.parametrize(
+    ("num_blocks", "weights", "steps_ahead"),
+    [
+        *[(blocks, weights, 0) for blocks in (80, 400) for weights in ((1.0, 1.0), (1.0, 3.0))],
+        (80, (1.0, 3.0), 1),
+        (400, (1.0, 1.0), 1),
+    ],
+)
 def test_backlogged_tenants_stay_within_the_bound_of_the_paper(
-    num_blocks: int, weights: tuple[float, float]
+    num_blocks: int, weights: tuple[float, float], steps_ahead: int
 ) -> None:
     """VTC's theorem: |W_f / w_f - W_g / w_g| <= 2U / min(w). In practice far below it: half is an alarm."""
-    share, preemptions = drift("vtc", 3, num_blocks=num_blocks, weights=weights)
+    share, preemptions = drift("vtc", 3, num_blocks=num_blocks, weights=weights, steps_ahead=steps_ahead)
     assert share < 0.5
     if num_blocks == 80:
         assert preemptions > 20, "the bound must hold with preemption, too"

@@ -278,7 +278,7 @@ class History:
         """The step runs on what it was handed; meanwhile some are cancelled."""
         handed = [(run, list(run.table)) for run in self.running if run.granted]
         before = {run: (run.computed, run.granted) for run, _ in handed}
-        self.cache.fence()
+        self.cache.fence(1)
         self.twin.fenced = []
         gone: list[Run] = []
         for run in self.running + self.waiting:
@@ -326,7 +326,7 @@ class History:
                 else:
                     run.token_ids.append(self.random.randint(1, 9))
         self.met["fenced"] += self.cache.num_fenced
-        self.cache.lift_fence()
+        self.cache.lift_fence(1)
         self.twin.lift()
         self.fenced_blocks.clear()
 
@@ -378,7 +378,8 @@ class History:
         assert self.cache.num_host_free == self.cache.num_host_blocks
         self.met["revived"] += self.cache.counts.revived_blocks
         assert self.cache.counts.evicted_blocks == self.met["evicted"]
-        assert self.cache.evict_cached() == len(self.twin.published())
+        assert self.cache.num_cached == len(self.twin.published())
+        self.cache._evict(self.cache.num_cached)
         assert (self.cache.num_blank, self.cache.num_published) == (self.num_blocks, 0)
 
 

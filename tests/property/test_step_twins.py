@@ -2,7 +2,7 @@
 
 Two schedulers live through the same random history: one as it is, the other without the short ways (of
 handing out a step of decodes, and of admitting without a look at those who run where there is memory for all
-that they can ever take), and with its books written sequence by sequence. After every step they must agree.
+that they can ever take). After every step they must agree.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class History:
         self._number += 1
         self.table.add(sequence)
 
-    def step(self, *, plainly: bool) -> tuple[Any, ...]:
+    def step(self) -> tuple[Any, ...]:
         """What is to be compared: shares and service, and all that is known of every sequence."""
         table = self.table
         plan = schedule(table, self._clock.now_s)
@@ -96,14 +96,7 @@ class History:
             self._random.randrange(50) if each.computed_tokens + tokens == each.total_tokens else None
             for each, tokens in shares.items()
         ]
-        if plainly:
-            first_times = []
-            for (sequence, tokens), token_id in zip(shares.items(), chosen, strict=True):
-                first_times.append(table.computed(sequence, tokens))
-                if token_id is not None:
-                    table.emitted(sequence, token_id)
-        else:
-            first_times = table.commit(shares, chosen)
+        first_times = table.commit(shares, chosen)
         table.settle(plan.room)
         for sequence in shares:
             if sequence.emitted_tokens >= sequence.submit.max_tokens:
@@ -152,9 +145,9 @@ def live_through(policy: str, blocks: int, seed: int, arrivals: list[int]) -> Ta
                 for _ in range(count):
                     history.add()
             patch.setattr("engine.core.scheduler.Scheduler", CountedScheduler)
-            got = quick.step(plainly=False)
+            got = quick.step()
             patch.setattr("engine.core.scheduler.Scheduler", PlainScheduler)
-            assert got == plain.step(plainly=True)
+            assert got == plain.step()
     taken.preempted = quick.preempted
     return taken
 

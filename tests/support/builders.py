@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from random import Random
+from typing import TYPE_CHECKING, Any
 
 from engine.messages import SamplingParams, StepTime, Submit
 from engine.scheduling.counters import ServiceCounters
@@ -11,6 +12,9 @@ from gateway.domain.estimate import Estimate
 from gateway.flow.controller import FlowController
 from gateway.flow.window import WindowRule
 from tenants.types import Principal, Tier
+
+if TYPE_CHECKING:
+    from engine.core.sequence_table import SequenceTable
 
 
 def submit(name: str = "s", *, max_tokens: int = 10, **fields: Any) -> Submit:
@@ -95,3 +99,16 @@ def estimate(**fields: Any) -> Estimate:
         "saturated": False,
     }
     return Estimate(**(values | fields))
+
+
+def virtual_prompt(name: str, tokens: int) -> list[int]:
+    """A prompt of `tokens` tokens, unique to `name` from its start, so that no cached prefix matches."""
+    drawn = Random(name)
+    start = [drawn.randrange(1, 1024) for _ in range(3)]
+    return (start + [1] * tokens)[:tokens]
+
+
+def set_counter(table: SequenceTable, tenant_id: str, value: int) -> None:
+    """As a sequence does that brings its tenant's counter."""
+    table.charges.set(tenant_id, value)
+    table.waiting.unlift(tenant_id)

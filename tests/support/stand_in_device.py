@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from torch.utils import backend_registration
 
 from tests.support.stand_in_operators import each_tensor, fill, garbage_like, spoil, way_of, written_by
-from tests.support.stand_in_streams import Stream, active, current, where
+from tests.support.stand_in_streams import Event, Stream, active, current, where
 
 SETUP = "_setup_privateuseone_for_python_backend"
 HAS_STAND_IN = hasattr(backend_registration, SETUP)
@@ -64,6 +64,8 @@ class StandIn:
         self.current_stream = Stream()
         self._failures: list[Exception | None] = []
         self._loses, self._lost = False, None
+        self._unread: list[torch.Tensor] = []
+        """Host memory that copies to the device have yet to read."""
         self.reset()
 
     def reset(self) -> None:
@@ -160,13 +162,20 @@ class StandIn:
         getattr(self, f"copies_to_{place}")[where()] += 1
         getattr(self, f"bytes_to_{place}")[where()] += source.numel() * source.element_size()
         if place == "device":
-            self.current_stream.put(partial(target.memory.copy_, source))
+            self._unread.append(source)
+            self.current_stream.put(partial(self._read, target.memory, source))
         else:
-            spoil(target)
+            # Not where an earlier copy has yet to read: in the order of a stream it reads what was there.
+            if not any(_overlap(target, each) for each in self._unread):
+                spoil(target)
             self.current_stream.put(partial(target.copy_, source.memory))
         if not in_background:
             self._wait_here(f"copy to the {place}")
         return target
+
+    def _read(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self._unread = [each for each in self._unread if each is not source]
+        target.copy_(source)
 
     def convert(self, func: Any, args: Any, kwargs: Named) -> Any:
         """To another dtype, or to the host."""
@@ -217,6 +226,12 @@ class StandIn:
         raise error
 
 
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two contiguous tensors share memory."""
+    first, second = sorted((one, other), key=torch.Tensor.data_ptr)
+    return second.data_ptr() < first.data_ptr() + first.nbytes
+
+
 @cache
 def _backend() -> Any:
     """Sets it up for the process; not as an accelerator, which torch would use in other tests."""
@@ -238,3 +253,18 @@ def _backend() -> Any:
         func = getattr(getattr(aten, packet), overload or "default")
         library.impl(name, partial(run, func), "PrivateUse1")
     return library
+
+
+class StandInQueues:
+    """The queues of the stand-in in use, for a `TorchRunner`."""
+
+    event = Event
+
+    def __init__(self) -> None:
+        self._copies = Stream()
+
+    def copying(self) -> AbstractContextManager[None]:
+        return current().stream(self._copies)
+
+    def wait_for(self, event: Event) -> None:
+        current().current_stream.wait_event(event)

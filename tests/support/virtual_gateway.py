@@ -21,10 +21,11 @@ from engine.messages import StepTime, Submit, TenantShare
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.options import PolicyOptions
 from engine.step_time.model import PRIOR
-from engine.virtual.replica import VirtualReplica, virtual_prompt
+from engine.virtual.replica import VirtualReplica
 from gateway.estimates.engine_load import flights_of
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.window import Replica, WindowRule
+from tests.support.builders import virtual_prompt
 from tests.support.pictures import forecast_of, picture
 
 REPLICA_ID = "engine-0"

@@ -17,7 +17,7 @@ from engine.core.core import EngineConfig
 from engine.forecast.length.length import LengthForecast
 from engine.messages import Delta, ModelInfo, Ready, SamplingParams, Snapshot, StepTime, Submit
 from engine.scheduling.counters import ServiceCounters
-from engine.virtual.replica import VirtualReplica, virtual_prompt
+from engine.virtual.replica import VirtualReplica
 from gateway.budget.holds import Holds
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.call import Call
@@ -35,6 +35,7 @@ from tenants.pricing.pricing import Price, uniform_book
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.storage.database import Database
 from tenants.types import Limit, Principal, Tier
+from tests.support.builders import virtual_prompt
 
 EPOCH_S = 1e9
 HOPS = 40

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ops.settings import policy_document
 from ops.settings.document import page
+from ops.settings.settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -40,11 +41,26 @@ def test_invariants_name_tests_that_exist() -> None:
     assert missing == []
 
 
+def shown_by() -> dict[str, str]:
+    """The test that shows each choice and each option of policies."""
+    choices = {
+        f"policy.{decision} = {choice}": f"test_{decision}_{choice}".replace("-", "_")
+        for decision, named in policy_document.CHOICES.items()
+        for choice in named
+    }
+    options = {
+        row.name: f"test_{row.field}"
+        for row in SETTINGS
+        if row.group == "policy.options" and row.field not in policy_document.CHOICES
+    }
+    return choices | options
+
+
 def test_the_choices_of_policies_are_those_of_the_code_and_each_option_is_shown_on_a_served_engine() -> None:
     """On a difference: `python -m ops.settings.policy_document`."""
     text = policy_document.PAGE.read_text()
     assert policy_document.page(text) == text
-    shown = policy_document.shown_by()
+    shown = shown_by()
     for option, path in policy_document.ELSEWHERE.items():
         assert f"def {shown.pop(option)}(" in (ROOT / path).read_text()
     existing = set(re.findall(r"^def (test_\w+)\(", (ROOT / policy_document.TESTS).read_text(), re.M))

@@ -26,7 +26,7 @@ from engine.model.cpu.packed_linear import (
     fastest_s,
 )
 from engine.model.path_report import Unsupported
-from kernels.batch import Integers, PackedBatch, array_of
+from kernels.batch import PackedBatch, array_of
 from kernels.cpu.jit import use_threads
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
@@ -241,9 +241,14 @@ class CompiledForward:
             product.restore()
 
     def __call__(
-        self, batch: PackedBatch, token_ids: Integers, rows: Integers, caches: dict[int, LayerCache]
+        self,
+        batch: PackedBatch,
+        token_ids: torch.Tensor,
+        rows: torch.Tensor | None,
+        caches: dict[int, LayerCache],
     ) -> torch.Tensor:
-        logits = np.empty((len(rows), self._head.width), dtype=np.float32)
+        wanted = np.arange(batch.num_tokens) if rows is None else rows.numpy()
+        logits = np.empty((len(wanted), self._head.width), dtype=np.float32)
         if self._angles.cover(batch.rows.most_context) or self._ends is None:
             self._ends = self._numba.Ends(
                 self._embedding,
@@ -259,8 +264,8 @@ class CompiledForward:
         if self._caches[0] is not caches:
             self._caches = (caches, self._located(caches))
         self._numba.run(
-            self._weights, self._ends, self._buffers, self._caches[1], token_ids, batch.rows, rows, logits,
-            heads=self._heads, workers=use_threads(torch.get_num_threads()),
+            self._weights, self._ends, self._buffers, self._caches[1], token_ids.numpy(), batch.rows, wanted,
+            logits, heads=self._heads, workers=use_threads(torch.get_num_threads()),
         )  # fmt: skip
         return torch.from_numpy(logits)[:, : self._vocabulary]
 

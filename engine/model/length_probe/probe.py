@@ -14,16 +14,15 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 
-from engine.core.model_runner import Sampled, SequenceSlice
+from engine.core.model_runner import RowStart, Sampled, StepWork
 from engine.forecast.length.probe import RANGES
 from engine.model.attention import LayerCache
+from engine.model.rows import DeviceRows, StagedStep, on_host
 
 log = logging.getLogger(__name__)
 
@@ -58,36 +57,37 @@ class StateReader:
         self._prompts: OrderedDict[str, torch.Tensor] = OrderedDict()
         self.width = 3 * sum(values.shape[1] for values in self._values)
 
-    def read(self, slices: Sequence[SequenceSlice]) -> torch.Tensor:
-        """`[slices, width]`, float32: the state after each slice's tokens are in the cache."""
-        recent = np.stack([self._recent_slots(piece) for piece in slices])
-        index = torch.from_numpy(recent.reshape(-1)).to(self._values[0].device)
-        parts = [torch.stack([self._prompt(piece) for piece in slices])]
+    def read(self, starts: Sequence[RowStart], step: StagedStep, rows: DeviceRows) -> torch.Tensor:
+        """`[choosing, width]`, float32: the state of a step's sequences that choose a token, which began as
+        `starts`, with its tokens in the cache. Asks nothing of the device."""
+        # Not a list of numbers from the host: what is read goes by the rows' own lengths.
+        positions = step.contexts[:, None] - LAST_TOKENS
+        positions = (positions + torch.arange(LAST_TOKENS, device=positions.device)).clamp(min=0)
+        index = self._slots(rows.tables, step.rows[:, None] * rows.width, positions).view(-1)
+        parts = [torch.stack([self._prompt(start, rows) for start in starts])]
         for values in self._values:
-            rows = values.index_select(0, index).view(len(slices), LAST_TOKENS, -1).float()
-            parts += [rows[:, -1], rows.mean(dim=1)]
+            recent = values.index_select(0, index).view(len(starts), LAST_TOKENS, -1).float()
+            parts += [recent[:, -1], recent.mean(dim=1)]
         return torch.cat(parts, dim=1)
 
-    def _recent_slots(self, piece: SequenceSlice) -> Any:
-        end = piece.position + piece.num_tokens
-        positions = np.maximum(np.arange(end - LAST_TOKENS, end), 0)
-        return self._slots(piece, positions)
-
-    def _prompt(self, piece: SequenceSlice) -> torch.Tensor:
+    def _prompt(self, start: RowStart, rows: DeviceRows) -> torch.Tensor:
         """Mean over the prompt, of each layer; cached for later readings."""
-        kept = self._prompts.pop(piece.sequence_id, None)
+        kept = self._prompts.pop(start.sequence_id, None)
         if kept is None:
-            slots = self._slots(piece, np.arange(piece.num_prompt_tokens))
-            index = torch.from_numpy(slots).to(self._values[0].device)
+            positions = torch.arange(start.num_prompt_tokens, device=rows.tables.device)
+            index = self._slots(rows.tables, start.row * rows.width, positions)
             kept = torch.cat([values.index_select(0, index).float().mean(dim=0) for values in self._values])
-        self._prompts[piece.sequence_id] = kept
+        self._prompts[start.sequence_id] = kept
         if len(self._prompts) > MAX_KEPT_PROMPTS:
             self._prompts.popitem(last=False)
         return kept
 
-    def _slots(self, piece: SequenceSlice, positions: Any) -> Any:
-        blocks = np.asarray(piece.block_table, dtype=np.int64)
-        return blocks[positions // self._block_tokens] * self._block_tokens + positions % self._block_tokens
+    def _slots(
+        self, tables: torch.Tensor, starts: torch.Tensor | int, positions: torch.Tensor
+    ) -> torch.Tensor:
+        entries = starts + positions // self._block_tokens
+        blocks = tables.index_select(0, entries.view(-1)).view(positions.shape)
+        return blocks * self._block_tokens + positions % self._block_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +176,15 @@ def load_probe(path: Path, reader: StateReader, fingerprint: str, device: torch.
     return ProbeWeights(**tensors, fingerprint=fingerprint, layers=layers, samples=samples)
 
 
+@dataclass(slots=True)
+class LaunchedReadings:
+    """Readings of a launched step, one entry for each sequence that chooses a token."""
+
+    due: list[bool]
+    logits: torch.Tensor | None
+    states: torch.Tensor | None
+
+
 class LengthReadings:
     """Reads the states that are due after a step, and attaches predictions to the chosen tokens."""
 
@@ -188,31 +197,43 @@ class LengthReadings:
         self._keep_states = keep_states
         self._steps = 0
 
-    def note(self, slices: Sequence[SequenceSlice], chosen: Sequence[Sampled | None]) -> None:
-        """`chosen`: one for each slice. An error disables the readings and never fails a step."""
+    def launch(self, work: StepWork, step: StagedStep, rows: DeviceRows) -> LaunchedReadings | None:
+        """Reads the states that are due, on the device. An error disables the readings and fails no step."""
         self._steps += 1
+        if self.weights is None and not self._keep_states:
+            return None
         reads_all = self._steps % READ_EVERY == 0
+        choosing = [index for index, samples in enumerate(work.samples) if samples]
+        starts = [rows.starts[work.rows[index]] for index in choosing]
         due = [
-            index
-            for index, (piece, choice) in enumerate(zip(slices, chosen, strict=True))
-            if choice is not None
-            and (reads_all or piece.position + piece.num_tokens == piece.num_prompt_tokens)
+            reads_all or work.positions[index] + work.num_tokens[index] == start.num_prompt_tokens
+            for index, start in zip(choosing, starts, strict=True)
         ]
-        if not due or (self.weights is None and not self._keep_states):
-            return
+        if not any(due):
+            return None
         try:
-            self._read([slices[index] for index in due], [chosen[index] for index in due])
+            state = self._reader.read(starts, step, rows)
+            logits = None if self.weights is None else on_host(self.weights.logits(state))
+            return LaunchedReadings(due, logits, on_host(state.half()) if self._keep_states else None)
         except Exception:
-            log.exception("the states could not be read: from now on lengths are foreseen without them")
-            self.has_failed, self.weights, self._keep_states = True, None, False
+            self._fail()
+            return None
 
-    def _read(self, slices: list[SequenceSlice], chosen: list[Sampled | None]) -> None:
-        state = self._reader.read(slices)
-        logits = self.weights.logits(state).tolist() if self.weights is not None else None
-        kept = state.half().cpu().numpy() if self._keep_states else None
-        for row, choice in enumerate(chosen):
-            assert choice is not None
-            if logits is not None:
-                choice.remaining_logits = logits[row]
-            if kept is not None:
-                choice.state = kept[row].tobytes()
+    def note(self, readings: LaunchedReadings, chosen: Sequence[Sampled | None]) -> None:
+        """Attaches a step's readings, once it is over, to its `chosen` tokens."""
+        try:
+            logits = None if readings.logits is None else readings.logits.tolist()
+            states = None if readings.states is None else readings.states.numpy()
+            for row, (is_due, choice) in enumerate(zip(readings.due, chosen, strict=True)):
+                if not is_due or choice is None:
+                    continue
+                if logits is not None:
+                    choice.remaining_logits = logits[row]
+                if states is not None:
+                    choice.state = states[row].tobytes()
+        except Exception:
+            self._fail()
+
+    def _fail(self) -> None:
+        log.exception("the states could not be read: from now on lengths are foreseen without them")
+        self.has_failed, self.weights, self._keep_states = True, None, False

@@ -58,6 +58,7 @@ class FairgateEngine:
             device=options["device"],
             num_blocks=blocks + blocks // 20,
             block_tokens=DEFAULT_BLOCK_TOKENS,
+            num_rows=options["max_sequences"],
             threads=options["threads"],
         )
         config = EngineConfig(

@@ -56,15 +56,14 @@ def test_preempted_work_goes_through_the_queue_before_it_runs_again() -> None:
 
 def test_only_prompt_tokens_that_were_never_computed_count_as_first_time() -> None:
     sequence = make_sequence()
-    assert sequence.first_time_prompt_tokens(3) == 3
-    sequence.computed_tokens = sequence.ever_computed_tokens = 3
-    assert sequence.first_time_prompt_tokens(1) == 1
-    sequence.computed_tokens = 0  # preempted
-    assert sequence.first_time_prompt_tokens(3) == 0
-    assert sequence.first_time_prompt_tokens(4) == 1
+    assert sequence.first_time_prompt_tokens(0, 3) == 3
+    sequence.ever_computed_tokens = 3
+    assert sequence.first_time_prompt_tokens(3, 1) == 1
+    assert sequence.first_time_prompt_tokens(0, 3) == 0, "preempted"
+    assert sequence.first_time_prompt_tokens(0, 4) == 1
     sequence.token_ids += [9, 9, 9]
-    sequence.computed_tokens = sequence.ever_computed_tokens = 4
-    assert sequence.first_time_prompt_tokens(3) == 0, "output is not prompt"
+    sequence.ever_computed_tokens = 4
+    assert sequence.first_time_prompt_tokens(4, 3) == 0, "output is not prompt"
 
 
 def test_the_seed_is_the_requests_and_differs_by_choice() -> None:
@@ -101,7 +100,7 @@ def test_a_restored_sequence_without_a_lease_rests_without_kv() -> None:
     sequence = Sequence.restored(state, 1.0)
     assert sequence.state is SequenceStatus.PREEMPTED
     assert sequence.emitted_tokens == 2
-    assert sequence.first_time_prompt_tokens(4) == 0, "what was charged elsewhere is not charged again"
+    assert sequence.first_time_prompt_tokens(0, 4) == 0, "what was charged elsewhere is not charged again"
 
 
 def test_its_deadlines_count_from_its_arrival_on_the_engines_clock() -> None:

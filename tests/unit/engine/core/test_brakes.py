@@ -11,8 +11,9 @@ import pytest
 from engine.core.core import EngineConfig
 from engine.scheduling.brakes import Brakes
 from engine.scheduling.options import PolicyOptions
-from engine.virtual.replica import VirtualReplica, virtual_prompt
+from engine.virtual.replica import VirtualReplica
 from tests.support import builders
+from tests.support.builders import virtual_prompt
 
 STANDARD, BATCH = 1, 2
 PLACES, TOKENS, BLOCKS = 16, 64, 512

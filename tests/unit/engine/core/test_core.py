@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from engine.core.core import EngineConfig, EngineCore
-from engine.core.model_runner import Sampled, SequenceSlice
+from engine.core.model_runner import Sampled, StepWork
 from engine.entry import COUNTER_SCALE
 from engine.messages import (
     Delta,
@@ -33,6 +33,7 @@ from engine.virtual.replica import (
     VirtualTexts,
 )
 from tests.support import builders
+from tests.support.builders import set_counter
 
 LETTERS = SamplingParams()
 
@@ -260,10 +261,10 @@ class FailingRunner(VirtualRunner):
 
     failing = False
 
-    def execute(self, slices: SequenceOf[SequenceSlice]) -> list[Sampled | None]:
+    def launch(self, work: StepWork) -> list[Sampled | None]:
         if self.failing:
             raise RuntimeError("CUDA error: an illegal memory access was encountered at 0xdeadbeef")
-        return super().execute(slices)
+        return super().launch(work)
 
 
 def failing_core() -> tuple[EngineCore, FailingRunner]:
@@ -384,7 +385,7 @@ def test_a_gateway_has_charged_ahead_so_that_no_token_counts_twice() -> None:
     assert replica.core.counters.value("tenant") == 500 * COUNTER_SCALE, "the queue goes by what is charged"
     had = replica.core.table.standings.value(1, "tenant")
     assert had == (40 + 3 + 2) * COUNTER_SCALE, "the steps go by what was had"
-    replica.core.table.set_counter("tenant", 80)
+    set_counter(replica.core.table, "tenant", 80)
     assert replica.core.counters.value("tenant") == 80, "an owner may also correct downwards"
 
 
@@ -588,7 +589,7 @@ def test_a_paused_sequence_moves_too_and_waits_for_its_lease() -> None:
 def test_a_counter_from_a_dispatch_long_ago_is_not_taken_over() -> None:
     here, there = make_replica(), make_replica()
     here.submit(make_submit(counter=7))
-    there.core.table.set_counter("tenant", 900)
+    set_counter(there.core.table, "tenant", 900)
     assert there.core.import_(exported(here)) is None
     assert there.core.counters.value("tenant") == 900
 

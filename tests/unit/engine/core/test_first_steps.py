@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as SequenceOf
-
 import pytest
 
 from engine.core.core import EngineConfig
 from engine.core.first_steps import MOST_S, largest_step, prompt_lengths, timed_steps
-from engine.core.model_runner import Sampled, SequenceSlice
+from engine.core.model_runner import Sampled, StepWork
 from engine.messages import StepTime
 from engine.step_time.model import PRIOR, predict_step_s
 from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualTexts
@@ -60,9 +58,9 @@ def test_it_times_no_more_sequences_than_the_memory_holds() -> None:
 
 
 class CountingRunner(VirtualRunner):
-    def execute(self, slices: SequenceOf[SequenceSlice]) -> list[Sampled | None]:
-        self.shapes = [*getattr(self, "shapes", []), [piece.num_tokens for piece in slices]]
-        return super().execute(slices)
+    def launch(self, work: StepWork) -> list[Sampled | None]:
+        self.shapes = [*getattr(self, "shapes", []), list(work.num_tokens)]
+        return super().launch(work)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as SequenceOf
-
 from engine.core.core import EngineConfig, EngineCore
-from engine.core.model_runner import Sampled, SequenceSlice
+from engine.core.model_runner import Sampled, StepWork
 from engine.forecast.length.probe import RANGES, range_of
 from engine.messages import Delta, SamplingParams
 from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualTexts
@@ -18,10 +16,12 @@ ANSWERS_TO_TRUST = 12
 class ReadingRunner(VirtualRunner):
     """Says after each prompt, and again after 20 more tokens, how many are to come."""
 
-    def execute(self, slices: SequenceOf[SequenceSlice]) -> list[Sampled | None]:
-        chosen = super().execute(slices)
-        for piece, choice in zip(slices, chosen, strict=True):
-            out = piece.position + piece.num_tokens - piece.num_prompt_tokens
+    def launch(self, work: StepWork) -> list[Sampled | None]:
+        chosen = super().launch(work)
+        for row, position, count, choice in zip(
+            work.rows, work.positions, work.num_tokens, chosen, strict=True
+        ):
+            out = position + count - self._rows[row].num_prompt_tokens
             if choice is not None and out in (0, 20):
                 right = range_of(LENGTH - out)
                 choice.remaining_logits = [9.0 if index == right else 0.0 for index in range(RANGES)]

@@ -30,15 +30,30 @@ def sequence(name: str, *, prompt: int = 100, computed: int = 0, ever: int = 0) 
 
 def test_more_tokens_and_more_context_cost_more() -> None:
     prompt, near, far = sequence("prompt"), sequence("near", computed=100), sequence("far", computed=5_000)
-    share_step({prompt: 100, near: 1, far: 1}, 1.0, MODEL)
+    share_step(
+        [
+            (prompt, prompt.computed_tokens, 100),
+            (near, near.computed_tokens, 1),
+            (far, far.computed_tokens, 1),
+        ],
+        1.0,
+        MODEL,
+    )
     assert prompt.gpu_us > far.gpu_us > near.gpu_us > 0
     assert prompt.gpu_us + far.gpu_us + near.gpu_us == 1_000_000
 
 
 def test_recomputation_is_kept_apart() -> None:
     again = sequence("again", computed=10, ever=40)
-    share_step({again: 60}, 0.006, MODEL)
+    share_step([(again, again.computed_tokens, 60)], 0.006, MODEL)
     assert (again.gpu_us, again.recomputed_gpu_us) == (3_000, 3_000)
+
+
+def test_nobody_else_pays_for_a_result_that_came_too_late() -> None:
+    decode, prompt = sequence("decode", computed=100), sequence("prompt")
+    share_step([(decode, 100, 1), (prompt, 0, 100)], 0.01, MODEL, {prompt})
+    assert decode.gpu_us + prompt.recomputed_gpu_us == 10_000
+    assert (decode.gpu_us < 1_000, prompt.gpu_us, decode.recomputed_gpu_us) == (True, 0, 0)
 
 
 def lives_of(replica: VirtualReplica, steps: int) -> tuple[float, dict[str, int]]:

@@ -18,7 +18,7 @@ from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import make_policy
 from engine.scheduling.step_counters import Standings
 from engine.sequence import Sequence, SequenceStatus
-from tests.support.builders import submit
+from tests.support.builders import set_counter, submit
 
 PROMPT_ONLY = replace(make_policy("vtc"), admit=prompt_only())
 """Sets no memory aside, so that evictions are easy to bring about."""
@@ -60,14 +60,16 @@ def run(table: SequenceTable, now_s: float = 0.0) -> Plan:
     """Runs a step: computes the plan; every sequence that caught up emits a token."""
     plan = schedule(table, now_s)
     table.check()
-    for sequence, tokens in plan.shares.items():
-        table.computed(sequence, tokens)
-        if sequence.computed_tokens == sequence.total_tokens:
-            table.emitted(sequence, 9)
-            if sequence.emitted_tokens == sequence.submit.max_tokens:
-                table.finish(sequence)
-            elif not sequence.may_emit:
-                table.pause(sequence, now_s)
+    chosen = [
+        9 if sequence.computed_tokens + tokens == sequence.total_tokens else None
+        for sequence, tokens in plan.shares.items()
+    ]
+    table.commit(plan.shares, chosen)
+    for sequence, token_id in zip(plan.shares, chosen, strict=True):
+        if token_id is not None and sequence.emitted_tokens == sequence.submit.max_tokens:
+            table.finish(sequence)
+        elif token_id is not None and not sequence.may_emit:
+            table.pause(sequence, now_s)
     table.check()
     return plan
 
@@ -156,7 +158,7 @@ def test_the_tenant_that_had_most_gives_way_and_returns_to_the_head_of_its_line(
     table.counters.charge("b", 1.0, 100)
     add(table, "behind", tenant="b", prompt=4)
     another = add(table, "another", tenant="c", prompt=4)
-    table.set_counter("c", 0)  # it would be next
+    set_counter(table, "c", 0)  # it would be next
     plan = run(table)
     assert plan.preempted == [second]
     assert shares(plan) == {"first": 1}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as SequenceOf
-
 import pytest
 
 from engine.core.core import EngineConfig, EngineCore
-from engine.core.model_runner import DeviceLost, OutOfDeviceMemory, Sampled, SequenceSlice
+from engine.core.model_runner import DeviceLost, OutOfDeviceMemory, Sampled, StepWork
 from engine.core.step_budget import RECOVERS_AFTER_STEPS, StepBudget
 from engine.messages import EngineKnobs
 from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualTexts
@@ -19,12 +17,12 @@ class TightRunner(VirtualRunner):
 
     most_tokens = 32
 
-    def execute(self, slices: SequenceOf[SequenceSlice]) -> list[Sampled | None]:
+    def launch(self, work: StepWork) -> list[Sampled | None]:
         if not self.most_tokens:
             raise DeviceLost("CUDA error: device-side assert triggered")
-        if sum(piece.num_tokens for piece in slices) > self.most_tokens:
+        if sum(work.num_tokens) > self.most_tokens:
             raise OutOfDeviceMemory("CUDA out of memory.")
-        return super().execute(slices)
+        return super().launch(work)
 
 
 def tight_core(policy: str = "vtc", most_tokens: int = 32) -> tuple[EngineCore, TightRunner]:

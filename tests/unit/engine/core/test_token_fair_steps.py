@@ -8,8 +8,9 @@ from engine.core.core import EngineConfig
 from engine.entry import COUNTER_SCALE
 from engine.messages import SequenceOutcome, Submit
 from engine.scheduling.options import PolicyOptions
-from engine.virtual.replica import VirtualReplica, virtual_prompt
+from engine.virtual.replica import VirtualReplica
 from tests.support import builders
+from tests.support.builders import virtual_prompt
 
 CAP = 256
 

@@ -277,7 +277,8 @@ def test_a_cold_start_forgets_what_nobody_names() -> None:
     gone = Holder(cache, prompt(1, 2)).start().compute()
     stays = Holder(cache, prompt(3, 4)).start().compute()
     gone.free()
-    assert cache.evict_cached() == 2
+    assert cache.num_cached == 2
+    cache._evict(2)
     assert cache.cached_tokens(prompt(1, rest=1), "a") == 0
     assert cache.cached_tokens(prompt(3, rest=1), "a") == 4
     check(cache, stays)
@@ -348,13 +349,13 @@ def test_a_duplicate_never_keeps_its_owner_from_the_last_block() -> None:
 def test_behind_the_fence_blocks_are_neither_free_nor_cached() -> None:
     cache = KvCache(6, BLOCK)
     first = Holder(cache, prompt(1, 2, rest=1)).start().compute()
-    cache.fence()
+    cache.fence(1)
     first.free()
     assert (cache.num_blank, cache.num_cached, cache.num_fenced, cache.num_free) == (3, 0, 3, 3)
     taken: list[int] = []
     with pytest.raises(OutOfBlocks):
         cache.extend(taken, 4)
-    cache.lift_fence()
+    cache.lift_fence(1)
     assert (cache.num_blank, cache.num_cached, cache.num_fenced, cache.num_free) == (4, 2, 0, 6)
     cache.extend(taken, 5)
     assert cache.cached_tokens(prompt(1, 2, rest=1), "a") == 4, "the deepest was to be evicted first"
@@ -364,24 +365,39 @@ def test_what_lies_behind_the_fence_can_be_wanted_again() -> None:
     cache = KvCache(6, BLOCK)
     first = Holder(cache, prompt(1, 2, rest=1)).start().compute()
     blocks = list(first.table)
-    cache.fence()
+    cache.fence(1)
     first.free()
     again = Holder(cache, prompt(1, 2, rest=1)).start()
     assert again.table[:2] == blocks[:2]
     assert again.table[2] != blocks[2], "a block that a step may still write was handed out"
     assert cache.num_fenced == 1
     check(cache, again)
-    cache.lift_fence()
+    cache.lift_fence(1)
     check(cache, again)
 
 
-def test_the_fence_goes_up_and_down_by_turns() -> None:
+def test_a_block_waits_for_every_step_in_flight_when_it_was_let_go() -> None:
+    cache = KvCache(3, BLOCK)
+    early, late = Holder(cache, [7]).start(), Holder(cache, [8]).start()
+    cache.fence(1)
+    early.free()
+    cache.fence(2)
+    late.free()
+    assert cache.num_fenced == 2
+    cache.lift_fence(1)
+    assert (cache.num_fenced, cache.num_free) == (1, 2), "what only the first step could write is free"
+    cache.lift_fence(2)
+    assert (cache.num_fenced, cache.num_free) == (0, 3)
+    check(cache)
+
+
+def test_the_fences_go_in_the_order_of_the_steps() -> None:
     cache = KvCache(2, BLOCK)
-    with pytest.raises(ValueError, match="no fence"):
-        cache.lift_fence()
-    cache.fence()
-    with pytest.raises(ValueError, match="up already"):
-        cache.fence()
+    with pytest.raises(ValueError, match="not the oldest in flight"):
+        cache.lift_fence(1)
+    cache.fence(5)
+    with pytest.raises(ValueError, match="step 5 begins after step 5"):
+        cache.fence(5)
 
 
 # ---------------------------------------------------------------- what fits
@@ -411,15 +427,6 @@ def test_the_shortage_counts_shared_and_revived_blocks_once() -> None:
     assert cache.shortage(match, 8) == 0
     assert cache.shortage(match, 9) == 1
     check(cache)
-
-
-def test_behind_the_fence_giving_way_gains_nothing_yet() -> None:
-    cache = KvCache(4, BLOCK)
-    one = Holder(cache, prompt(1, 2, 3)).start().compute()
-    nothing = cache.match([], "a", 0)
-    assert cache.shortage(nothing, 4, [one.table]) == 0
-    cache.fence()
-    assert cache.shortage(nothing, 4, [one.table]) == 3
 
 
 # ---------------------------------------------------------------- the rest

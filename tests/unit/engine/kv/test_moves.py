@@ -226,10 +226,11 @@ def tables_after_adoption(seed: int) -> list[list[int]]:
         table.add(made[name])
     for now_s in range(9):
         plan = schedule(table, float(now_s))
-        for sequence, tokens in plan.shares.items():
-            table.computed(sequence, tokens)
-            if sequence.computed_tokens == sequence.total_tokens:
-                table.emitted(sequence, 9)
+        chosen = [
+            9 if sequence.computed_tokens + tokens == sequence.total_tokens else None
+            for sequence, tokens in plan.shares.items()
+        ]
+        table.commit(plan.shares, chosen)
         table.check()
     counts = table.pool.counts
     assert counts.adopted_tokens + counts.hit_tokens == 9 * 8

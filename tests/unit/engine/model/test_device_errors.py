@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.core.model_runner import DeviceLost, OutOfDeviceMemory
-from engine.model.device_errors import device_errors
+from engine.model.device import device_errors
 
 ILLEGAL = "CUDA error: an illegal memory access\nSearch for `cudaErrorIllegalAddress'"
 

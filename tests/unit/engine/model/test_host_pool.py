@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine.model.attention import LayerCache
+from engine.model.device import queues_of
 from engine.model.host_pool import HostPool, RoundTrip
 
 DEVICES = [
@@ -41,18 +42,21 @@ def bits(layers: list[LayerCache]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_round_trip_is_equal_bit_for_bit_and_touches_nothing_else(device: str, dtype: torch.dtype) -> None:
     layers = caches(device, dtype)
-    pool = HostPool(layers, 7)
+    pool = HostPool(layers, 7, queues_of(torch.device(device)))
     before = bits(layers)
     # Neighbours, a gap, and neither in order.
     out = [(8, 3), (2, 2), (5, 6), (0, 4)]
     pool.copy_out(out)
     assert all(torch.equal(a, b) for a, b in zip(bits(layers), before, strict=True))
+    pool.wait_for(range(BLOCKS))
     for layer in layers:
         layer.keys.zero_()
         layer.values.zero_()
+    pool.follows_steps = True
     # To other blocks than they came from.
     back = [(6, 1), (2, 9), (4, 10), (3, 0)]
     pool.copy_in(back)
+    pool.wait_for(range(BLOCKS))
     came_from = {host: device_block for device_block, host in out}
     moved = {device_block: came_from[host] for host, device_block in back}
     for after, original in zip(bits(layers), before, strict=True):

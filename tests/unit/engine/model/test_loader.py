@@ -96,9 +96,9 @@ def test_what_is_free_beside_a_step_is_measured_with_its_kv_cache_gone(
         return largest_step(runner, VirtualTexts(), [20, 1])
 
     gc.disable()  # as while an engine starts
-    assert loaded.free_beside(run, num_blocks=4, block_tokens=16) == 9000 - 700
+    assert loaded.free_beside(run, num_blocks=4, block_tokens=16, num_rows=4) == 9000 - 700
     assert gone == [True]
-    assert loaded.free_beside(run, num_blocks=1, block_tokens=16) is None, "too few blocks for the step"
+    assert loaded.free_beside(run, num_blocks=1, block_tokens=16, num_rows=4) is None, "too few blocks"
     gc.enable()
 
 
@@ -211,7 +211,7 @@ def test_a_kernel_that_forgets_the_window_is_found_out(
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """So many layers of wide weights that in bfloat16 rounding alone passes the fixed bound."""
+    """As many layers of wide weights that in bfloat16 rounding alone passes the fixed bound."""
     model_dir = tmp_path_factory.mktemp("deep") / "deep-mistral"
     return save_random_model("mistral", model_dir, num_hidden_layers=16)
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.core.model_runner import Sampled, SequenceSlice
+from engine.core.model_runner import Sampled
 from engine.messages import SamplingParams
 from engine.model.loader import load_runner
 from engine.model.runner import TorchRunner
 from tests.models.random_models import save_random_model
+from tests.support.step_work import SequenceSlice, run_step
 
 GREEDY = SamplingParams(temperature=0.0, logprobs=0)
 BLOCK_TOKENS = 4
@@ -62,7 +63,7 @@ class Stream:
 
 def step(runner: TorchRunner, streams: list[Stream], most_tokens: list[int]) -> None:
     slices = [stream.next_slice(most) for stream, most in zip(streams, most_tokens, strict=True)]
-    for stream, piece, sampled in zip(streams, slices, runner.execute(slices), strict=True):
+    for stream, piece, sampled in zip(streams, slices, run_step(runner, slices), strict=True):
         assert (sampled is not None) == piece.sample
         stream.computed += piece.num_tokens
         if sampled is not None:
@@ -108,10 +109,6 @@ def test_neighbours_of_every_kind_change_nothing(runner: TorchRunner) -> None:
         step(runner, active, [generator.randint(1, 9) for _ in active])
     assert mixed > 1
     assert [stream.token_ids for stream in streams] == expected
-
-
-def test_a_step_of_nothing_is_nothing(runner: TorchRunner) -> None:
-    assert runner.execute([]) == []
 
 
 def test_a_step_in_which_nobody_samples_still_writes_the_cache(runner: TorchRunner) -> None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from engine.model.loader import load_runner
-from tests.integration.exactness import Run, random_jobs, run_engine
-from tests.models.random_models import save_random_model
 from tests.support.stand_in_device import DEVICE, StandIn, needs_stand_in
 from tests.support.stand_in_streams import Event, Stream
 
@@ -152,17 +148,3 @@ def test_launches_fail_as_on_a_device() -> None:
                 numbers.tolist()
         with pytest.raises(ValueError, match="gone"):
             counting()
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_the_engine_gives_the_cpus_tokens(late: bool, tmp_path: Path) -> None:
-    torch.set_num_threads(1)
-    model_dir = save_random_model("qwen2", tmp_path)
-    sizes: dict[str, Any] = {"num_blocks": 36, "block_tokens": 4, "num_host_blocks": 12, "dtype": "float32"}
-    jobs, run = random_jobs(6, seed=7, most_tokens=12), Run(50, 8, num_host_blocks=12, burst=6)
-    on_cpu = load_runner(model_dir, device="cpu", attention="torch-sdpa", **sizes)
-    with StandIn(late=late) as device:
-        emitted, _ = run_engine(load_runner(model_dir, device=str(DEVICE), **sizes), jobs, run)
-    assert emitted == run_engine(on_cpu, jobs, run)[0]
-    assert {name.split("/")[0] for name in device.launches} == {"engine", "kernels", "transformers"}
-    assert {"linear", "scaled_dot_product_attention"} <= {name.split()[1] for name in device.launches}

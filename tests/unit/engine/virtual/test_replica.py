@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.model_runner import SequenceSlice
 from engine.messages import SamplingParams, Submit
 from engine.step_time.model import PRIOR, predict_step_s
 from engine.virtual.replica import EOS_TOKEN_ID, VirtualClock, VirtualReplica, VirtualRunner, VirtualText
+from tests.support.step_work import SequenceSlice, run_step
 
 
 def piece(block_table: list[int], *, position: int = 0, tokens: int = 6) -> SequenceSlice:
@@ -41,22 +41,22 @@ def test_an_answer_is_as_long_as_it_was_told() -> None:
 
 def test_the_token_depends_on_every_block_of_the_context() -> None:
     runner = make_runner()
-    (clean,) = runner.execute([piece([0, 1, 2])])
-    (elsewhere,) = runner.execute([piece([5, 3, 4])])
+    (clean,) = run_step(runner, [piece([0, 1, 2])])
+    (elsewhere,) = run_step(runner, [piece([5, 3, 4])])
     assert clean == elsewhere, "where the blocks lie does not matter"
-    runner.execute([piece([1], tokens=2)])  # another sequence writes into block 1
-    (aliased,) = runner.execute([piece([0, 1, 2], position=5, tokens=1)])
+    run_step(runner, [piece([1], tokens=2)])  # another sequence writes into block 1
+    (aliased,) = run_step(runner, [piece([0, 1, 2], position=5, tokens=1)])
     assert aliased != clean
-    (unwritten,) = make_runner().execute([piece([0, 1, 2], position=5, tokens=1)])
+    (unwritten,) = run_step(make_runner(), [piece([0, 1, 2], position=5, tokens=1)])
     assert unwritten != clean
 
 
 def test_kv_can_be_carried_to_other_blocks() -> None:
     here, there = make_runner(), make_runner()
-    (expected,) = here.execute([piece([0, 1, 2])])
+    (expected,) = run_step(here, [piece([0, 1, 2])])
     kv = here.read_kv([0, 1, 2], 5)
     there.write_kv([4, 2, 0], 5, kv)
-    assert there.execute([piece([4, 2, 0], position=5, tokens=1)]) == [expected]
+    assert run_step(there, [piece([4, 2, 0], position=5, tokens=1)]) == [expected]
     with pytest.raises(ValueError, match="not the KV of 4 tokens"):
         there.write_kv([4, 2], 4, kv)
     assert make_runner(audit=False).read_kv([0], 2) == []

@@ -80,7 +80,7 @@ def test_an_owners_move_lifts_as_an_arrival_does_and_never_lowers() -> None:
     queue.add(entry("night", "night", 0.0, 2))
     queue.add(entry("new", "new", 0.0, 2))
     queue.move(["night", "new"], 0, 0)
-    assert queue.counters_by_tenant(0) == {"day": 100, "new": 100, "night": 900}
+    assert [queue.counter(tenant, 0) for tenant in ("day", "new", "night")] == [100, 100, 900]
 
 
 def test_who_aged_stands_with_the_lowest_and_keeps_what_it_got_there_since() -> None:

@@ -12,7 +12,6 @@ import pytest
 import torch
 import transformers
 
-from engine.core.model_runner import SequenceSlice
 from engine.messages import SamplingParams
 from engine.model.cpu import choose, compiled, packed_linear
 from engine.model.cpu.choose import COMPILED_ATTENTION, COMPILED_FORWARD, PACKED_WEIGHTS
@@ -23,6 +22,7 @@ from engine.model.loader import load_runner
 from engine.model.path_report import PathReport, Unsupported
 from engine.model.runner import TorchRunner
 from tests.models.random_models import save_random_model
+from tests.support.step_work import SequenceSlice, work_of
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 BLOCK_TOKENS = 4
@@ -84,7 +84,7 @@ def piece(token_ids: list[int], first_block: int, position: int, num_tokens: int
 
 def logits(runner: TorchRunner, slices: list[SequenceSlice], rows: list[int]) -> torch.Tensor:
     with torch.inference_mode():
-        return runner.forward(slices, rows)
+        return runner.logits(work_of(slices), rows)
 
 
 def twin_steps() -> list[tuple[list[SequenceSlice], list[int]]]:
@@ -165,7 +165,9 @@ def test_tied_embeddings_stay_when_the_head_is_laid_out(tmp_path: Path) -> None:
     tied.tie_weights()
     tied.save_pretrained(tmp_path / "saved")
     assert config["vocab_size"] == 500
-    runner = load_runner(tmp_path / "saved", device="cpu", num_blocks=32, dtype="float32")
+    runner = load_runner(
+        tmp_path / "saved", device="cpu", num_blocks=32, dtype="float32", block_tokens=BLOCK_TOKENS
+    )
     assert isinstance(runner._forward, CompiledForward)
     tokens = torch.tensor([prompt(12, 1)])
     with torch.inference_mode():

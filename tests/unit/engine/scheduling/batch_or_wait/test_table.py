@@ -22,11 +22,12 @@ from engine.scheduling.batch_or_wait.table_file import BadTable
 from engine.scheduling.batch_or_wait.wait_table import TableAction
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import PolicyPreset
-from engine.virtual.replica import VirtualReplica, virtual_prompt
+from engine.virtual.replica import VirtualReplica
 from tests.support import builders
 from tests.support.batch_line import by_table
 from tests.support.batch_queue import WARM_UP, Arrivals, Fixed, Queue, StreamOutcome, by_fixed
 from tests.support.batch_replica import serve_by_fixed, started_batches
+from tests.support.builders import virtual_prompt
 
 STEP_TIME = builders.step_time(12e-3, 300e-6, per_context_token_s=150e-9, per_sequence_s=400e-6)
 SHORT, LONG = RequestLengths(96, 16), RequestLengths(512, 128)
