@@ -36,9 +36,15 @@ settings.register_profile(
     suppress_health_check=list(HealthCheck),
 )
 
-#: The same examples in every run: what a suite says of a commit does not depend on luck.
-#: `--hypothesis-profile default` looks elsewhere.
-settings.register_profile("suite", derandomize=True, max_examples=60)
+#: The same examples in every run, however long they take: what a suite says of a commit depends neither on
+#: luck nor on the machine's speed. `--hypothesis-profile default` looks elsewhere.
+settings.register_profile(
+    "suite",
+    derandomize=True,
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("suite")
 
 
