@@ -211,7 +211,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
             num_blocks=sizes.num_blocks,
             block_tokens=sizes.block_tokens,
             num_host_blocks=sizes.num_host_blocks,
-            num_rows=steps.max_sequences,
+            num_rows=sizes.steps.max_sequences,
             context_tokens=sizes.context_tokens,
         )
     except (ModelRefused, CapacityRefused) as error:
