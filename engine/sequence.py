@@ -290,6 +290,11 @@ class Sequence:
         before = max(position, self.ever_computed_tokens)
         return max(0, min(position + tokens, self.prompt_tokens) - before)
 
+    def start_row_anew(self) -> None:
+        """The model runner knows nothing of its row: it hears all of it with the next step."""
+        self.has_begun = self.is_chained = False
+        self.cursor.handed_over = 0
+
     def computed_chunk(self, now_s: float, tokens: int) -> None:
         if len(self.chunks) == MAX_CHUNKS:
             tokens += self.chunks.pop()[1]

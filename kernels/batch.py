@@ -175,11 +175,7 @@ def pack(
                 f"a context of {context} tokens does not fit in {len(table)} blocks of {block_tokens}"
             )
     starts = list(accumulate((len(table) for table in block_tables), initial=0))[: len(block_tables)]
-    fresh = [
-        start + index
-        for start, query, context in zip(starts, query_lens, context_lens, strict=True)
-        for index in fresh_entries(context - query, query, block_tokens)
-    ]
+    positions = [context - query for query, context in zip(query_lens, context_lens, strict=True)]
 
     def placed(values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(device)
@@ -193,13 +189,22 @@ def pack(
         placed(list(context_lens)),
         placed(list(query_lens)),
         block_tokens=block_tokens,
-        fresh=None if device.type == "cpu" else placed(fresh),
+        fresh=None
+        if device.type == "cpu"
+        else placed(fresh_entries(starts, positions, query_lens, block_tokens)),
     )
 
 
-def fresh_entries(position: int, num_tokens: int, block_tokens: int) -> range:
-    """Entries of a block table whose block's first slot is among the `num_tokens` from `position`."""
-    return range(-(-position // block_tokens), -(-(position + num_tokens) // block_tokens))
+def fresh_entries(
+    table_starts: Sequence[int], positions: Sequence[int], num_tokens: Sequence[int], block_tokens: int
+) -> list[int]:
+    """Where block tables name a block whose first slot is among a sequence's `num_tokens` from its position;
+    `table_starts`: where each table begins."""
+    return [
+        start + index
+        for start, position, count in zip(table_starts, positions, num_tokens, strict=True)
+        for index in range(-(-position // block_tokens), -(-(position + count) // block_tokens))
+    ]
 
 
 def array_of(tensor: torch.Tensor) -> Any:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from engine.core.gpu_time import share_step
 from engine.core.model_runner import DeviceLost, ModelRunner, OutOfDeviceMemory, Sampled
-from engine.core.plan import Plan, forget_rows, prepare
+from engine.core.plan import Plan, prepare
 from engine.core.scheduler import schedule
 from engine.core.sequence_table import Launch, SequenceTable
 from engine.core.step_budget import StepBudget
@@ -399,7 +399,7 @@ class EngineCore:
         context = sum(map(attended_tokens, work.positions, work.num_tokens))
         launch = self.table.launched(plan.shares)
         self.table.settle(plan.room)
-        for sequence, samples in zip(plan.shares, launch.samples, strict=True):
+        for sequence, samples in zip(plan.shares, work.samples, strict=True):
             sequence.is_chained = samples
             if samples and not sequence.may_emit:
                 # Its lease is used up, or its last token is in flight.
@@ -416,7 +416,8 @@ class EngineCore:
     def _collect(self, result: StepResult) -> None:
         """Waits for the oldest step in flight and commits it."""
         flight = self._in_flight.popleft()
-        launch, num_sequences = flight.launch, len(flight.launch.samples)
+        launch, shares = flight.launch, flight.plan.shares
+        num_sequences = len(shares)
         result.step = flight.step
         since_s = flight.started_s if self._busy_since_s is None else self._busy_since_s
         try:
@@ -425,7 +426,6 @@ class EngineCore:
             self._note_lost(error)
             logger.exception("step %d failed with %d sequences", flight.step, num_sequences)
             output = None
-        shares = flight.plan.shares
         counts = launch.still_counts(shares)
         late = {sequence for sequence, does_count in zip(shares, counts, strict=True) if not does_count}
         try:
@@ -497,7 +497,9 @@ class EngineCore:
             "step %d of %d tokens does not fit the device's memory (%s): a step has at most %d tokens now",
             self._step, plan.num_tokens, error, self._budget.tokens,
         )  # fmt: skip
-        forget_rows(plan.shares)
+        for sequence in plan.shares:
+            # The runner may have a part of the step.
+            sequence.start_row_anew()
         return True
 
     def _note_lost(self, error: Exception) -> None:

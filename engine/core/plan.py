@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.core.model_runner import RowStart, StepWork
@@ -60,10 +60,3 @@ def prepare(shares: Mapping[Sequence, int]) -> StepWork:
             cursor.handed_over = len(table)
         fed.append([] if sequence.is_chained else token_ids[position : position + tokens])
     return work
-
-
-def forget_rows(sequences: Iterable[Sequence]) -> None:
-    """The runner may have a part of a step that was not computed: their rows start anew in the next one."""
-    for sequence in sequences:
-        sequence.has_begun = sequence.is_chained = False
-        sequence.cursor.handed_over = 0

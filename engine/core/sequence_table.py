@@ -52,8 +52,6 @@ class Launch:
     """Tokens computed before."""
     first_times: list[int]
     """Prompt tokens that it computes for the first time."""
-    samples: list[bool]
-    """Whether it chooses a token."""
     generations: list[int]
     """`Sequence.launches_dropped`: it comes to nothing where that has changed when it is over."""
     amounts: dict[str, int]
@@ -283,7 +281,7 @@ class SequenceTable:
         """Notes that a step computes `shares`: the next one is planned as if it were over. Every token counts
         for its tenant from here on; the ids of output tokens come with `collected`."""
         positions = [sequence.computed_tokens for sequence in shares]
-        first_times, samples = [0] * len(positions), [True] * len(positions)
+        first_times = [0] * len(positions)
         # By tenant: a new object for each of hundreds of sequences would trigger the garbage collector.
         amounts: dict[str, int] = {}
         prompts: dict[str, int] = {}
@@ -305,7 +303,6 @@ class SequenceTable:
                 if after >= known - DECODE_TOKENS:
                     self.prefills.pop(sequence, None)
                 if after < known:
-                    samples[index] = False
                     continue
             token_ids.append(UNKNOWN_TOKEN)
             sequence.pending_tokens += 1
@@ -321,7 +318,7 @@ class SequenceTable:
                 amounts[tenant_id] = amounts.get(tenant_id, 0) + amount
         self.standings.launched(amounts)
         generations = [sequence.launches_dropped for sequence in shares]
-        return Launch(positions, first_times, samples, generations, amounts)
+        return Launch(positions, first_times, generations, amounts)
 
     def collected(self, shares: Mapping[Sequence, int], launch: Launch, chosen: Iterable[int | None]) -> None:
         """Notes the results of a launched step: `chosen` are its output tokens (None: none). Blocks that are
@@ -525,8 +522,7 @@ class SequenceTable:
         move(sequence, SequenceStatus.RUNNING)
         self.running.append(sequence)
         sequence.row = self._free_rows.pop()
-        sequence.is_chained = sequence.has_begun = False
-        sequence.cursor.handed_over = 0
+        sequence.start_row_anew()
         if sequence.total_tokens - sequence.computed_tokens > DECODE_TOKENS:
             self.prefills[sequence] = None
         tier = sequence.submit.tier

@@ -68,10 +68,9 @@ class _Staging:
         if self._device.type != "cpu":
             self._target = torch.empty(self._entries, dtype=torch.int64, device=self._device)
 
-    def add(self, values: Sequence[int] | np.ndarray) -> int:
-        """Appends a part; returns its number."""
+    def add(self, values: Sequence[int] | np.ndarray) -> None:
+        """Appends a part."""
         self._parts.append(np.asarray(values, dtype=np.int64).reshape(-1))
-        return len(self._parts) - 1
 
     def send(self) -> list[Tensor]:
         """Copies all parts to the device; returns them there."""
@@ -148,11 +147,8 @@ class DeviceRows:
         choosing = [index for index, samples in enumerate(work.samples) if samples]
         every = len(choosing) == len(work)
         table_starts = [row * self.width for row in work.rows]
-        fresh = [
-            start + index
-            for start, position, count in zip(table_starts, work.positions, work.num_tokens, strict=True)
-            for index in fresh_entries(position, count, block_tokens)
-        ]
+        on_cpu = self._device.type == "cpu"
+        fresh = [] if on_cpu else fresh_entries(table_starts, work.positions, work.num_tokens, block_tokens)
         ends = np.cumsum(work.num_tokens)
         parts = {
             "rows": work.rows,
@@ -161,7 +157,7 @@ class DeviceRows:
             "choosing": [] if every else [work.rows[index] for index in choosing],
             "indices": [] if every else choosing,
             "last": [] if every and is_plain else ends[choosing] - 1,
-            "fresh": [] if self._device.type == "cpu" else fresh,
+            "fresh": fresh,
             "entries": [row * self.width + index for row, index, _ in work.blocks],
             "blocks": [block for _, _, block in work.blocks],
         }
@@ -188,7 +184,7 @@ class DeviceRows:
             contexts,
             queries,
             block_tokens=block_tokens,
-            fresh=None if self._device.type == "cpu" else staged["fresh"],
+            fresh=None if on_cpu else staged["fresh"],
         )
         token_ids = self._last_tokens.index_select(0, batch.token_tables // self.width)
         if staged["fed"].shape[0]:
@@ -209,8 +205,9 @@ class DeviceRows:
         rows, wants = step.rows, step.wants
         integers = self._integers.index_select(1, rows)
         temperature, top_p, min_p, repetition, frequency, presence = self._floats.index_select(1, rows)
-        counts, in_prompt = self._counts, self._in_prompt
-        has_counts = wants.penalties and counts is not None and in_prompt is not None
+        counts = in_prompt = None
+        if wants.penalties and self._counts is not None and self._in_prompt is not None:
+            counts, in_prompt = self._counts.index_select(0, rows), self._in_prompt.index_select(0, rows)
         return RowSampling(
             temperature=temperature,
             top_k=integers[_TOP_K].int(),
@@ -223,8 +220,8 @@ class DeviceRows:
             presence=presence,
             bias_ids=self._bias_ids.index_select(0, rows) if wants.bias else self._bias_ids[:0],
             bias_values=self._bias_values.index_select(0, rows) if wants.bias else self._bias_values[:0],
-            output_counts=counts.index_select(0, rows) if has_counts and counts is not None else None,
-            in_prompt=in_prompt.index_select(0, rows) if has_counts and in_prompt is not None else None,
+            output_counts=counts,
+            in_prompt=in_prompt,
         )
 
     def chosen(self, step: StagedStep, token_ids: Tensor) -> None:

@@ -180,8 +180,9 @@ class TorchRunner:
             sort_key(count, position + count, self.block_tokens)
             for position, count in zip(work.positions, work.num_tokens, strict=True)
         ]
-        order = sorted(range(len(keys)), key=keys.__getitem__)
-        return None if all(before < after for before, after in pairwise(order)) else order
+        if all(before <= after for before, after in pairwise(keys)):
+            return None
+        return sorted(range(len(keys)), key=keys.__getitem__)
 
     def state_reader(self) -> StateReader:
         return StateReader(self._caches, self.block_tokens)

@@ -131,7 +131,7 @@ def engine_sizes(
     wanted: EngineSettings,
     free_beside: Callable[[int, int], int | None] | None = None,
 ) -> EngineSizes:
-    """All sizes. `free_beside` says how many bytes are free beside a step of so many sequences and tokens,
+    """All sizes. `free_beside` says how many bytes are free beside a step of some sequences and tokens,
     None where it does not fit: what of these is not set is halved until it does, with one context of KV.
     Raises `CapacityRefused` for a context that the model or the KV cache does not have."""
     steps = step_sizes(machine.device, wanted)

@@ -223,7 +223,7 @@ class History:
     def check_end(self) -> None:
         """Once all have ended: each token was served and charged once, recomputed or not."""
         core = self.replica.core
-        assert self.finishes.keys() == self.submits.keys(), "everybody finishes"
+        assert self.finishes.keys() == self.submits.keys(), "every sequence finishes"
         assert core.table.pool.num_referenced == 0, "a block is held at the end"
         assert core.table.pool.num_free == NUM_BLOCKS
         assert self.service == self.accounted

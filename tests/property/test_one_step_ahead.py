@@ -197,7 +197,7 @@ class PlainLoop:
         )
         self.table.mean_step_time = table.mean_step_time
         self.answers = answers
-        self.steps: deque[tuple[int, Plan, Launch]] = deque()
+        self.steps: deque[tuple[int, Plan, Launch, list[bool]]] = deque()
         self.number = 0
 
     def plan(self, now_s: float, step_time: StepTime) -> dict[str, tuple[int, int]]:
@@ -210,26 +210,30 @@ class PlainLoop:
             return {}
         self.number += 1
         table.pool.fence(self.number)
+        all_samples = [
+            sequence.computed_tokens + tokens == sequence.total_tokens
+            for sequence, tokens in plan.shares.items()
+        ]
         launch = table.launched(plan.shares)
         table.settle(plan.room)
-        for sequence, samples in zip(plan.shares, launch.samples, strict=True):
+        for sequence, samples in zip(plan.shares, all_samples, strict=True):
             if samples and not sequence.may_emit:
                 table.pause(sequence, now_s)
-        self.steps.append((self.number, plan, launch))
+        self.steps.append((self.number, plan, launch, all_samples))
         names = [sequence.sequence_id for sequence in plan.shares]
         return dict(zip(names, zip(launch.positions, plan.shares.values(), strict=True), strict=True))
 
     def note_results(self) -> None:
-        number, plan, launch = self.steps.popleft()
+        number, plan, launch, all_samples = self.steps.popleft()
         chosen: list[int | None] = []
-        for sequence, at, samples in zip(plan.shares, launch.positions, launch.samples, strict=True):
+        for sequence, at, samples in zip(plan.shares, launch.positions, all_samples, strict=True):
             index = at + plan.shares[sequence] - sequence.prompt_tokens
             answer = self.answers[sequence.sequence_id]
             # Past the end it is the token of a wasted row.
             chosen.append((answer[index] if index < len(answer) else 1) if samples else None)
         counts = launch.still_counts(plan.shares)
         self.table.collected(plan.shares, launch, chosen)
-        for sequence, samples, does_count in zip(plan.shares, launch.samples, counts, strict=True):
+        for sequence, samples, does_count in zip(plan.shares, all_samples, counts, strict=True):
             answer = self.answers[sequence.sequence_id]
             if does_count and samples and sequence.known_tokens == len(answer):
                 self.end(sequence)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,13 +57,15 @@ class StateReader:
         self._prompts: OrderedDict[str, torch.Tensor] = OrderedDict()
         self.width = 3 * sum(values.shape[1] for values in self._values)
 
-    def read(self, starts: Sequence[RowStart], step: StagedStep, rows: DeviceRows) -> torch.Tensor:
-        """`[choosing, width]`, float32: the state of a step's sequences that choose a token, which began as
-        `starts`, with its tokens in the cache. Asks nothing of the device."""
+    def read(self, due: Mapping[int, RowStart], step: StagedStep, rows: DeviceRows) -> torch.Tensor:
+        """`[due, width]`, float32: the states after a step, by place among the sequences that choose a token
+        in it; `due`: what these sequences began with. Asks nothing of the device."""
+        starts = list(due.values())
         # Not a list of numbers from the host: what is read goes by the rows' own lengths.
-        positions = step.contexts[:, None] - LAST_TOKENS
+        contexts, places = (torch.stack([of[place] for place in due]) for of in (step.contexts, step.rows))
+        positions = contexts[:, None] - LAST_TOKENS
         positions = (positions + torch.arange(LAST_TOKENS, device=positions.device)).clamp(min=0)
-        index = self._slots(rows.tables, step.rows[:, None] * rows.width, positions).view(-1)
+        index = self._slots(rows.tables, places[:, None] * rows.width, positions).view(-1)
         parts = [torch.stack([self._prompt(start, rows) for start in starts])]
         for values in self._values:
             recent = values.index_select(0, index).view(len(starts), LAST_TOKENS, -1).float()
@@ -178,9 +180,9 @@ def load_probe(path: Path, reader: StateReader, fingerprint: str, device: torch.
 
 @dataclass(slots=True)
 class LaunchedReadings:
-    """Readings of a launched step, one entry for each sequence that chooses a token."""
+    """Readings of a launched step: those of the sequences at `places` among the ones that choose a token."""
 
-    due: list[bool]
+    places: list[int]
     logits: torch.Tensor | None
     states: torch.Tensor | None
 
@@ -204,17 +206,17 @@ class LengthReadings:
             return None
         reads_all = self._steps % READ_EVERY == 0
         choosing = [index for index, samples in enumerate(work.samples) if samples]
-        starts = [rows.starts[work.rows[index]] for index in choosing]
-        due = [
-            reads_all or work.positions[index] + work.num_tokens[index] == start.num_prompt_tokens
-            for index, start in zip(choosing, starts, strict=True)
-        ]
-        if not any(due):
+        due: dict[int, RowStart] = {}
+        for place, index in enumerate(choosing):
+            start = rows.starts[work.rows[index]]
+            if reads_all or work.positions[index] + work.num_tokens[index] == start.num_prompt_tokens:
+                due[place] = start
+        if not due:
             return None
         try:
-            state = self._reader.read(starts, step, rows)
+            state = self._reader.read(due, step, rows)
             logits = None if self.weights is None else on_host(self.weights.logits(state))
-            return LaunchedReadings(due, logits, on_host(state.half()) if self._keep_states else None)
+            return LaunchedReadings(list(due), logits, on_host(state.half()) if self._keep_states else None)
         except Exception:
             self._fail()
             return None
@@ -224,9 +226,9 @@ class LengthReadings:
         try:
             logits = None if readings.logits is None else readings.logits.tolist()
             states = None if readings.states is None else readings.states.numpy()
-            for row, (is_due, choice) in enumerate(zip(readings.due, chosen, strict=True)):
-                if not is_due or choice is None:
-                    continue
+            for row, place in enumerate(readings.places):
+                choice = chosen[place]
+                assert choice is not None
                 if logits is not None:
                     choice.remaining_logits = logits[row]
                 if states is not None:
