@@ -350,6 +350,8 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     """Prompt tokens of running sequences that are left to compute after the step."""
     waiting: dict[str, int] = {}
     """Sequences that still waited for a place after the step; of at most 64 tenants."""
+    padding_tokens: int = 0
+    """Tokens by which the step was padded."""
 
 
 class DecodeSlots(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -399,9 +401,9 @@ class RunningSequence(msgspec.Struct, frozen=True, omit_defaults=True):
     gateway_id: str = ""
 
 
-class StepTime(msgspec.Struct, frozen=True):
+class StepTime(msgspec.Struct, frozen=True, omit_defaults=True):
     """The fitted linear step-time model, seconds: t = base + per_token * tokens + per_context_token *
-    attended context + per_sequence * sequences"""
+    attended context + per_sequence * sequences, of the size that the step is padded to"""
 
     base_s: float
     per_token_s: float
@@ -410,6 +412,10 @@ class StepTime(msgspec.Struct, frozen=True):
     samples: int
     relative_error: float
     """Mean absolute relative error over the last samples."""
+    graph_sizes: tuple[int, ...] = ()
+    """Sequences, ascending, that a step of decodes is padded to; one beyond the last is not padded."""
+    mixed_sizes: tuple[int, ...] = ()
+    """Tokens that a step with prompts is padded to, likewise."""
 
 
 class LengthScore(msgspec.Struct, frozen=True):

@@ -177,6 +177,7 @@ class EngineCore:
         self.knobs = EngineKnobs()
         self.counters = ServiceCounters()
         self.step_time = step_time or StepTimeModel()
+        self.step_time.pad_to(runner)
         self.lengths = ProbeGate()
         """Output lengths predicted from the model's state."""
         self.samples = LengthSamples()

@@ -16,7 +16,7 @@ from engine.core.model_runner import ModelRunner
 from engine.messages import SamplingParams, Submit
 from engine.scheduling.options import PolicyOptions
 from engine.sizes import blocks_for
-from engine.step_time.model import StepTimeModel, TimedStep
+from engine.step_time.model import StepTimeModel, TimedStep, padded_shape
 
 MOST_S = 0.5
 """Nothing is begun after this."""
@@ -39,7 +39,8 @@ class _StepTimes(StepTimeModel):
         self.steps: list[TimedStep] = []
 
     def observe(self, tokens: int, context_tokens: int, sequences: int, duration_s: float) -> None:
-        self.steps.append((tokens, context_tokens, sequences, duration_s))
+        shape = padded_shape(self, tokens, sequences)
+        self.steps.append((shape[0], context_tokens, shape[1], duration_s))
         super().observe(tokens, context_tokens, sequences, duration_s)
 
 

@@ -95,6 +95,10 @@ class ModelRunner(Protocol):
     steps_ahead: int
     """Steps to launch before the one before is collected, as suits the device; 0: nothing overlaps there. Any
     runner takes 1."""
+    graph_sizes: tuple[int, ...]
+    """Sequences, ascending, for which a step of decodes is captured: it is padded to the next one."""
+    mixed_sizes: tuple[int, ...]
+    """Tokens for which a step with prompts is captured, likewise."""
 
     def launch(self, work: StepWork) -> Any:
         """Starts a step; returns the ticket for `collect`. Raises `RuntimeError` when the device fails

@@ -12,6 +12,7 @@ from engine.core.step_service import ServiceShare
 from engine.messages import StepRecord
 from engine.sequence import Sequence
 from engine.sizes import DECODE_TOKENS
+from engine.step_time.model import padded_shape
 
 KEPT_STEPS = 4096
 MOST_TENANTS = 64
@@ -42,6 +43,7 @@ class StepLog:
                 *_held(plan),
                 _left(table.prefills) if table.prefills else {},
                 dict(islice(table.waiting_tenants.items(), MOST_TENANTS)) if table.waiting_tenants else {},
+                padded_shape(room.step_time, plan.num_tokens, len(plan.shares))[0] - plan.num_tokens,
             )
         )
 

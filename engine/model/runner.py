@@ -91,6 +91,8 @@ class TorchRunner:
             for index, shape in sorted(shapes.items())
         }
         self.num_rows = num_rows
+        self.graph_sizes: tuple[int, ...] = ()
+        self.mixed_sizes: tuple[int, ...] = ()
         self._rows = DeviceRows(
             num_rows,
             vocabulary=info.vocabulary,

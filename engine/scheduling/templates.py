@@ -14,8 +14,6 @@ from engine.scheduling.options import PolicyOptions
 DEFAULT_BATCHED_TOKENS = 2048
 """Least tokens of a step where the model's context is shorter than that."""
 MAX_SEQUENCES = 128
-GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Numbers of sequences for which a decode step is captured as a graph, where there is a GPU."""
 
 
 class UnknownTemplate(ValueError):
@@ -30,7 +28,6 @@ class TemplateSettings:
     options: PolicyOptions
     max_batched_tokens: int
     max_sequences: int = MAX_SEQUENCES
-    graph_sizes: tuple[int, ...] = ()
     policy: str = "fcfs"
 
 
@@ -46,7 +43,7 @@ def _interactive(context_tokens: int) -> TemplateSettings:
 
 def _throughput(context_tokens: int) -> TemplateSettings:
     options = PolicyOptions(max_num_partial_prefills=1)
-    return TemplateSettings("throughput", options, 4 * context_tokens, graph_sizes=GRAPH_SIZES)
+    return TemplateSettings("throughput", options, 4 * context_tokens)
 
 
 def _long_context(context_tokens: int) -> TemplateSettings:

@@ -4,6 +4,7 @@ A linear model, fitted online to relative error (as DistServe does; `least_squar
 
     t = base + per_token * tokens + per_context_token * context + per_sequence * sequences
 
+Where steps are padded to captured sizes, tokens and sequences are those of the size: a staircase.
 An observation far from the prediction is clipped; when many in a row are far off, the model starts anew. So
 it predicts a typical recent step. The `mean` is a second fit, to the mean and over more steps, each weighted
 by the prior's prediction: weights by measured durations would make slow steps count for less.
@@ -13,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import inf
-from typing import Any
+from typing import Any, Protocol
+
+import msgspec
 
 from engine.messages import StepTime
-from engine.sizes import DECODE_TOKENS
+from engine.sizes import DECODE_TOKENS, padded
 from engine.step_time.least_squares import SMALLEST, NormalEquations, numbers
 
 PRIOR = StepTime(
@@ -52,8 +55,34 @@ TimedStep = tuple[int, int, int, float]
 """Tokens, context tokens, sequences and seconds of a step."""
 
 
+class CapturedSizes(Protocol):
+    """What steps are padded to, as in `StepTime`: a runner, a model, a fit."""
+
+    @property
+    def graph_sizes(self) -> tuple[int, ...]: ...
+    @property
+    def mixed_sizes(self) -> tuple[int, ...]: ...
+
+
+def padded_shape(sizes: CapturedSizes, tokens: int, sequences: int) -> tuple[int, int]:
+    """Tokens and sequences of the size that one step is padded to."""
+    if not tokens:
+        return 0, sequences
+    if tokens != DECODE_TOKENS * sequences:
+        return padded(sizes.mixed_sizes, tokens), sequences
+    rows = padded(sizes.graph_sizes, sequences)
+    return DECODE_TOKENS * rows, rows
+
+
 def predict_step_s(step_time: StepTime, tokens: int, context_tokens: int, sequences: int) -> float:
     """Seconds for a step that computes `tokens` of `sequences`, attending to `context_tokens` in all."""
+    if step_time.graph_sizes or step_time.mixed_sizes:
+        tokens, sequences = padded_shape(step_time, tokens, sequences)
+    return predict_shape_s(step_time, tokens, context_tokens, sequences)
+
+
+def predict_shape_s(step_time: StepTime, tokens: int, context_tokens: int, sequences: int) -> float:
+    """As `predict_step_s`, of what is padded already, or of several steps but for the base of the others."""
     return (
         step_time.base_s
         + step_time.per_token_s * tokens
@@ -68,14 +97,16 @@ def predict_decodes_s(step_time: StepTime, sequences: int, context_tokens: int) 
 
 
 def mean_of(fits: Iterable[StepTime | None]) -> StepTime | None:
-    """The mean of several fits, each by the steps that its own mean remembers; None of none."""
+    """The mean of several fits, each by the steps that its own mean remembers; None of none. The engines are
+    alike: the sizes are those of the first."""
     weighted = [(fit, min(fit.samples, STEPS_OF_MEAN)) for fit in fits if fit is not None]
     total = sum(weight for _, weight in weighted)
     if not total:
         return weighted[-1][0] if weighted else None
     names = ("base_s", "per_token_s", "per_context_token_s", "per_sequence_s", "relative_error")
     means = {name: sum(getattr(fit, name) * weight for fit, weight in weighted) / total for name in names}
-    return StepTime(samples=max(fit.samples for fit, _ in weighted), **means)
+    samples = max(fit.samples for fit, _ in weighted)
+    return msgspec.structs.replace(weighted[0][0], samples=samples, **means)
 
 
 class StepTimeModel:
@@ -85,6 +116,7 @@ class StepTimeModel:
         """`keeps_mean` False halves the work. Raises ValueError unless base and per token are positive."""
         if not (prior.base_s > 0 and prior.per_token_s > 0):
             raise ValueError("the prior needs a positive base_s and per_token_s")
+        self.graph_sizes, self.mixed_sizes = prior.graph_sizes, prior.mixed_sizes
         self._prior = prior
         self._coefficients = _coefficients(prior)
         self._typical = NormalEquations(_FEATURES, DECAY)
@@ -147,10 +179,15 @@ class StepTimeModel:
     def samples(self) -> int:
         return self._samples
 
+    def pad_to(self, sizes: CapturedSizes) -> None:
+        """From now on steps are padded to these."""
+        self.graph_sizes, self.mixed_sizes = sizes.graph_sizes, sizes.mixed_sizes
+
     def observe(self, tokens: int, context_tokens: int, sequences: int, duration_s: float) -> None:
         """Learns from one step. A duration that is not positive is ignored."""
         if not duration_s > 0:
             return
+        tokens, sequences = padded_shape(self, tokens, sequences)
         predicted_s = self.predict(tokens, context_tokens, sequences)
         self._note_error(abs(predicted_s - duration_s) / duration_s)
         if self._fitted >= CLIP_AFTER:
@@ -166,6 +203,7 @@ class StepTimeModel:
 
     def predict(self, tokens: int, context_tokens: int, sequences: int) -> float:
         base, per_token, per_context, per_sequence = self._coefficients
+        tokens, sequences = padded_shape(self, tokens, sequences)
         return base + per_token * tokens + per_context * context_tokens + per_sequence * sequences
 
     def to_message(self) -> StepTime:
@@ -189,6 +227,8 @@ class StepTimeModel:
             per_sequence_s=per_sequence,
             samples=self._samples,
             relative_error=self._relative_error,
+            graph_sizes=self.graph_sizes,
+            mixed_sizes=self.mixed_sizes,
         )
 
     def _note_error(self, error: float) -> None:

@@ -85,6 +85,7 @@ class VirtualRunner:
         self.swap_base_s = swap_base_s
         self.num_rows = MOST_ROWS
         self.steps_ahead = 0
+        self.graph_sizes, self.mixed_sizes = step_time.graph_sizes, step_time.mixed_sizes
         self._rows: dict[int, _VirtualRow] = {}
         self._host: list[list[int]] = [[] for _ in range(num_host_blocks)]
         self._clock = clock

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 from engine.messages import StepTime
 from engine.scheduling.room import attended_tokens, decode_context
 from engine.sizes import DECODE_TOKENS
+from engine.step_time.model import padded_shape, predict_step_s
 
 StepPart = tuple[str, int, int]
 """A sequence's share of a step: its id, tokens computed before, tokens in the step. Plain, for speed."""
@@ -49,20 +50,17 @@ class LinearTiming:
     max_tokens_per_s: float = math.inf
 
     def step_s(self, shape: StepShape) -> float:
-        model, tokens = self.step_time, shape.prompt_tokens + shape.decode_tokens
-        computed_s = (
-            model.base_s
-            + model.per_token_s * tokens
-            + model.per_context_token_s * (shape.prompt_context + shape.decode_context)
-            + model.per_sequence_s * shape.rows
-        )
+        tokens = shape.prompt_tokens + shape.decode_tokens
+        context = shape.prompt_context + shape.decode_context
+        computed_s = predict_step_s(self.step_time, tokens, context, shape.rows)
         return max(computed_s, tokens / self.max_tokens_per_s)
 
     def decodes_s(self, shape: StepShape, steps: int) -> list[float]:
         model = self.step_time
+        tokens, rows = padded_shape(model, shape.decode_tokens, shape.rows)
         # Same order of additions as `step_s`, for equal rounding.
-        before_s = model.base_s + model.per_token_s * shape.decode_tokens
-        after_s = model.per_sequence_s * shape.rows
+        before_s = model.base_s + model.per_token_s * tokens
+        after_s = model.per_sequence_s * rows
         context, growth = shape.decode_context, shape.decode_tokens
         contexts = range(context, context + steps * growth, growth)
         least_s = growth / self.max_tokens_per_s

@@ -130,6 +130,7 @@ class WatchedRunner:
         self.num_host_blocks = run.num_host_blocks
         self.num_rows = runner.num_rows
         self.steps_ahead = runner.steps_ahead
+        self.graph_sizes, self.mixed_sizes = runner.graph_sizes, runner.mixed_sizes
         assert self.num_blocks <= runner.num_blocks
         assert self.num_host_blocks <= runner.num_host_blocks
         self.read_kv = runner.read_kv

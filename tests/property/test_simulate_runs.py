@@ -260,6 +260,7 @@ def submit_of(number: int, request: SimulatedRequest) -> Submit:
     [
         *((policy, STEP_TIME) for policy in ("fcfs", "vtc", "hybrid", "srpt", "static", "priority")),
         ("hybrid", StepTime(1e-3, 50e-6, 30e-9, 1e-3, samples=1000, relative_error=0.0)),
+        ("hybrid", StepTime(1e-3, 50e-6, 30e-9, 1e-3, 1000, 0.0, (3, 5, 10, 12), (8, 16, 24))),
     ],
 )
 def test_a_simulated_replica_does_what_the_core_of_an_engine_does(policy: str, step_time: StepTime) -> None:

@@ -15,7 +15,7 @@ from engine.entry import QueueEntry
 from engine.messages import StepTime
 from engine.scheduling.brakes import NO_BRAKES, Brakes
 from engine.sizes import DECODE_TOKENS
-from engine.step_time.model import predict_decodes_s, predict_step_s
+from engine.step_time.model import padded_shape, predict_decodes_s, predict_shape_s
 
 OWED_PART = 2
 OWED_KV_PART = 4
@@ -248,12 +248,13 @@ class ReplayedEngine:
 
     def _duration_s(self, steps: int, prefilled: list[tuple[Stream, int]]) -> float:
         decodes = len(self.decodes)
-        tokens = DECODE_TOKENS * decodes * steps + sum(tokens for _, tokens in prefilled)
+        tokens = DECODE_TOKENS * decodes + sum(tokens for _, tokens in prefilled) // steps
         context = DECODE_TOKENS * (steps * self.decode_context + decodes * steps * (steps + 1) // 2)
         for stream, computed in prefilled:
             context += computed * stream.context_tokens + computed * (computed + 1) // 2
         one = self.load.step_time
-        all_steps_s = predict_step_s(one, tokens, context, (decodes + len(prefilled)) * steps)
+        tokens, rows = padded_shape(one, tokens, decodes + len(prefilled))
+        all_steps_s = predict_shape_s(one, tokens * steps, context, rows * steps)
         return all_steps_s + one.base_s * (steps * self.load.turns(decodes) - 1)
 
     def _pass_time(self, steps: int, prefilled: list[tuple[Stream, int]]) -> None:

@@ -4,7 +4,8 @@ Where rows of a step cost time, a step of fewer rows is shorter: what sits out a
 sooner, and weights decide who that is. Where rows are free nobody gains by another's sitting out. So the
 number is the smallest with which a full batch has `KEPT` of the tokens per second that it has with all rows,
 and all rows where leaving some out makes a step hardly shorter. It is never below half of the places, so that
-in a half-empty batch no stream sits out, nor below `FEWEST`. Pure.
+in a half-empty batch no stream sits out, nor below `FEWEST`. Where steps are padded it is the next size that
+is captured: rows up to that cost nothing. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from engine.messages import StepTime
-from engine.sizes import DECODE_TOKENS
+from engine.sizes import DECODE_TOKENS, padded
 
 KEPT = 0.9
 """Of the throughput with all rows."""
@@ -35,16 +36,19 @@ class RowCost:
 
     fixed_s: float
     row_s: float
+    sizes: tuple[int, ...] = ()
+    """Rows that a step is padded to."""
 
     @staticmethod
     def of(step_time: StepTime, context_tokens: float) -> RowCost:
         """With contexts of that mean length."""
         per_token_s = DECODE_TOKENS * step_time.per_token_s
         per_context_s = DECODE_TOKENS * step_time.per_context_token_s * context_tokens
-        return RowCost(step_time.base_s, per_token_s + step_time.per_sequence_s + per_context_s)
+        row_s = per_token_s + step_time.per_sequence_s + per_context_s
+        return RowCost(step_time.base_s, row_s, step_time.graph_sizes)
 
     def step_s(self, rows: int) -> float:
-        return self.fixed_s + self.row_s * rows
+        return self.fixed_s + self.row_s * padded(self.sizes, rows)
 
     def tokens_per_s(self, rows: int) -> float:
         return rows / self.step_s(rows)
@@ -75,6 +79,7 @@ def slots_for(cost: RowCost, places: int, before: int = 0) -> int:
     fewest = KEPT * places * cost.fixed_s / (cost.fixed_s + (1 - KEPT) * places * cost.row_s)
     # Rounded first: 22.000000000000004 rows are 22.
     rows = max(ceil(round(fewest, 6)), (places + 1) // 2, min(places, FEWEST))
+    rows = padded(cost.sizes, rows)
     if cost.step_s(rows) > (FREE_ONCE_FEWER if before else FREE) * full_s:
         return 0
     if before and rows > now * (1 - FEWER_BY) and cost.tokens_per_s(now) >= KEPT_BEFORE_MORE * full_rate:

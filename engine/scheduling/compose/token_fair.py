@@ -20,6 +20,7 @@ before.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
@@ -226,11 +227,13 @@ class TokenFair:
         """Sequences without a slot that get a token which the prompts left."""
         given_decodes = step.used_sequences - step.prefills
         slots = min(step.decodes_left, self.most_decodes(step.auto_slots) - given_decodes)
-        if self._pace_s:
-            one_s = DECODE_TOKENS * step.step_time.per_token_s + step.step_time.per_sequence_s
-            slots = min(slots, int((self._pace_s - step.predicted_s()) / max(1e-9, one_s)))
         taken = set(chosen)
         held = [sequence for sequence in decoding if sequence not in taken]
+        if self._pace_s and step.step_time.graph_sizes:
+            slots = min(slots, _fitting_padded(held, step, self._pace_s))
+        elif self._pace_s:
+            one_s = DECODE_TOKENS * step.step_time.per_token_s + step.step_time.per_sequence_s
+            slots = min(slots, int((self._pace_s - step.predicted_s()) / max(1e-9, one_s)))
         takers: list[Sequence] = []
         for tier, line in by_tier(held).items():
             if slots > len(takers):
@@ -280,5 +283,14 @@ def _is_late(decoding: SequenceOf[Sequence], room: Room, pace_s: float) -> bool:
 
 def _fitting(decoding: SequenceOf[Sequence], room: Room, pace_s: float) -> int:
     """How many of `decoding`, of middling length, a step of that time has."""
+    if room.step_time.graph_sizes:
+        return _fitting_padded(decoding, room, pace_s)
     none_s, all_s = room.predicted_with_s(0, 0, 0), _decodes_s(decoding, room)
     return int(len(decoding) * (pace_s - none_s) / (all_s - none_s)) if pace_s > none_s else 0
+
+
+def _fitting_padded(decoding: SequenceOf[Sequence], room: Room, pace_s: float) -> int:
+    """As `_fitting` where a step's time is a staircase: that many fill it, unless they are all."""
+    count, computed = len(decoding), sum([sequence.computed_tokens for sequence in decoding])
+    rows = range(1, count + 1)
+    return bisect_right(rows, pace_s, key=lambda n: room.predicted_decodes_s(n, n * computed // count))

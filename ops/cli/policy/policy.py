@@ -292,7 +292,8 @@ class _StepTime(click.ParamType["StepTime"]):
                 param,
                 ctx,
             )
-        return StepTime(**dict(zip(names, numbers, strict=True)), samples=0, relative_error=0.0)
+        base_s, per_token_s, context_s, sequence_s = numbers
+        return StepTime(base_s, per_token_s, context_s, sequence_s, samples=0, relative_error=0.0)
 
 
 def _rates(ctx: click.Context, param: click.Parameter, value: str | None) -> list[float]:

@@ -44,15 +44,14 @@ def read_profile(path: Path, defaults: Mapping[str, int] = DEFAULT_SIZES, **size
             step_time = dict(zip(COEFFICIENTS, _coefficients(step_time), strict=True))
         except ValueError as error:
             raise BadProfile(f"{path}: {error}") from None
-    values = {name: _seconds(path, step_time, name) for name in COEFFICIENTS}
-    if not values["base_s"] + values["per_token_s"] > 0:
+    base_s, per_token_s, context_s, sequence_s = [_seconds(path, step_time, name) for name in COEFFICIENTS]
+    if not base_s + per_token_s > 0:
         raise BadProfile(f"{path}: base_s or per_token_s must be above 0")
     chosen = {
         name: sizes.get(name) or _whole(path, content, name, default) for name, default in defaults.items()
     }
-    return profile_machine(
-        f"profile {path.name}", StepTime(**values, samples=1000, relative_error=0.0), **chosen
-    )
+    known = StepTime(base_s, per_token_s, context_s, sequence_s, samples=1000, relative_error=0.0)
+    return profile_machine(f"profile {path.name}", known, **chosen)
 
 
 def _coefficients(learned: dict[str, Any]) -> list[float]:

@@ -21,12 +21,15 @@ SHAPES = ((1, 25, 1), (16, 16 * 200, 16), (384, 16 * 300, 16))
         StepTime(5e-4, 20e-6, 6e-9, 30e-6, 0, 0.0),
         StepTime(25e-3, 1e-6, 1e-9, 1e-6, 0, 0.0),
         StepTime(1e-4, 2e-3, 2e-9, 1e-4, 0, 0.0),
+        StepTime(1e-4, 2e-4, 2e-9, 1e-4, 0, 0.0, graph_sizes=(7, 32), mixed_sizes=(100, 500)),
     ],
-    ids=["small", "base only", "by the token"],
+    ids=["small", "base only", "by the token", "padded"],
 )
 def test_what_was_timed_predicts_other_steps_of_this_machine(truth: StepTime) -> None:
     clock = VirtualClock()
-    found = timed_steps(VirtualRunner(clock, step_time=truth), VirtualTexts(), config(), clock)
+    runner = VirtualRunner(clock, step_time=truth)
+    found = timed_steps(runner, VirtualTexts(), config(), clock)
+    found.pad_to(runner)
     for shape in SHAPES:
         assert found.predict(*shape) == pytest.approx(predict_step_s(truth, *shape), rel=0.25)
     assert found.samples >= 8

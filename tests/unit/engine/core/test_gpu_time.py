@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,8 +72,11 @@ def lives_of(replica: VirtualReplica, steps: int) -> tuple[float, dict[str, int]
     return busy_s, told
 
 
-def test_what_the_outcomes_say_is_the_time_of_all_steps() -> None:
-    replica = VirtualReplica(EngineConfig(max_sequences=8), num_blocks=12, step_time=MODEL)
+@pytest.mark.parametrize("sizes", [{}, {"graph_sizes": (5, 8), "mixed_sizes": (128,)}])
+def test_what_the_outcomes_say_is_the_time_of_all_steps(sizes: dict[str, tuple[int, ...]]) -> None:
+    """The rows of a padded step share what its padding takes."""
+    step_time = msgspec.structs.replace(MODEL, **sizes)
+    replica = VirtualReplica(EngineConfig(max_sequences=8), num_blocks=12, step_time=step_time)
     for number in range(6):
         replica.submit(Submit(f"s{number}", "r", f"t{number % 2}", [1 + number] * 30, 40, 40))
     busy_s, told = lives_of(replica, 2_000)

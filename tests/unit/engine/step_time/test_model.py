@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from engine.core.core import EngineConfig, EngineCore
 from engine.messages import StepTime
 from engine.step_time.least_squares import solve
-from engine.step_time.model import PRIOR, STEPS_OF_MEAN, StepTimeModel, mean_of, predict_step_s
+from engine.step_time.model import (
+    PRIOR,
+    STEPS_OF_MEAN,
+    StepTimeModel,
+    mean_of,
+    predict_decodes_s,
+    predict_step_s,
+)
 from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualTexts
 from tests.support.builders import step_time, submit
 
 SLOW_CPU = step_time(12e-3, 300e-6, per_context_token_s=150e-9, per_sequence_s=400e-6)
 FAST_GPU = step_time(4e-3, 3e-6, per_context_token_s=0.4e-9, per_sequence_s=10e-6)
+GRAPHS = step_time(
+    2e-3, 50e-6, per_context_token_s=1e-9, per_sequence_s=100e-6,
+    graph_sizes=(1, 8, 32, 48), mixed_sizes=(64, 128),
+)  # fmt: skip
 
 
 def random_step(rng: random.Random) -> tuple[int, int, int]:
@@ -68,6 +80,38 @@ def test_steps_that_are_all_alike_give_a_finite_and_right_answer() -> None:
         model.observe(8, 1600, 8, 0.03)
     assert model.predict(8, 1600, 8) == pytest.approx(0.03, rel=0.02)
     assert 0 < model.predict(200, 30_000, 8) < 1.0
+
+
+def test_a_padded_step_takes_what_its_size_takes() -> None:
+    plain = msgspec.structs.replace(GRAPHS, graph_sizes=(), mixed_sizes=())
+    for sequences, rows in ((1, 1), (9, 32), (32, 32), (33, 48), (48, 48), (49, 49)):
+        padded_s = predict_decodes_s(GRAPHS, sequences, 10_000)
+        assert padded_s == predict_step_s(plain, rows, 10_000, rows)
+    for tokens, size in ((34, 64), (64, 64), (65, 128), (128, 128), (129, 129)):
+        assert predict_step_s(GRAPHS, tokens, 10_000, 33) == predict_step_s(plain, size, 10_000, 33)
+    assert predict_step_s(GRAPHS, 0, 0, 1) == predict_step_s(plain, 0, 0, 1), "nothing is not padded"
+
+
+def test_padded_steps_are_learned_by_their_size_and_the_sizes_go_with_the_fit() -> None:
+    fits = []
+    for sizes in (GRAPHS, PRIOR):
+        model, rng = StepTimeModel(), random.Random(4)
+        model.pad_to(sizes)
+        for _ in range(400):
+            features = random_step(rng)
+            model.observe(*features, predict_step_s(GRAPHS, *features))
+        fits.append(model)
+    learned, blind = fits
+    assert worst_error(learned, GRAPHS) < 0.03
+    assert worst_error(blind, GRAPHS) > 0.1, "no straight line fits a staircase"
+    for fit in (learned.to_message(), learned.mean(), mean_of([learned.mean(), None, learned.mean()])):
+        assert fit is not None
+        assert (fit.graph_sizes, fit.mixed_sizes) == (GRAPHS.graph_sizes, GRAPHS.mixed_sizes)
+        assert predict_step_s(fit, 33, 9_000, 33) == predict_step_s(fit, 48, 9_000, 48)
+    sent = msgspec.msgpack.encode(learned.to_message())
+    assert msgspec.msgpack.decode(sent, type=StepTime) == learned.to_message()
+    assert b"sizes" in sent
+    assert b"sizes" not in msgspec.msgpack.encode(PRIOR), "without padding the message is as it was"
 
 
 def test_one_pause_of_the_machine_does_not_bend_it() -> None:

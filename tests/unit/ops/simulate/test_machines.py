@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine.messages import StepTime
@@ -15,6 +16,7 @@ from ops.simulate.machines.machines import GPUS, MODELS, Roofline, roofline_mach
 from ops.simulate.machines.profile import BadProfile, read_profile
 
 MODEL = StepTime(3e-3, 41e-6, 17e-9, 93e-6, samples=1, relative_error=0.0)
+PADDED = msgspec.structs.replace(MODEL, graph_sizes=(1, 2, 48), mixed_sizes=(64, 128))
 
 
 def decode(rows: int, context: int) -> StepShape:
@@ -50,7 +52,13 @@ def test_more_gpus_are_faster_but_not_as_many_times_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    "timing", [LinearTiming(MODEL), LinearTiming(MODEL, 3000.0), Roofline(GPUS["a100"], MODELS["8b"], 2)]
+    "timing",
+    [
+        LinearTiming(MODEL),
+        LinearTiming(MODEL, 3000.0),
+        LinearTiming(PADDED),
+        Roofline(GPUS["a100"], MODELS["8b"], 2),
+    ],
 )
 @pytest.mark.parametrize(("rows", "context"), [(1, 7), (33, 40_000), (200, 900_001)])
 def test_many_decodes_at_once_take_what_they_take_one_by_one_to_the_last_bit(
@@ -63,7 +71,9 @@ def test_many_decodes_at_once_take_what_they_take_one_by_one_to_the_last_bit(
 
 def test_the_linear_timing_is_the_step_time_model() -> None:
     shape = StepShape(100, 5000, 7, 900, 8)
-    assert LinearTiming(MODEL).step_s(shape) == predict_step_s(MODEL, 107, 5900, 8)
+    for model in (MODEL, PADDED):
+        assert LinearTiming(model).step_s(shape) == predict_step_s(model, 107, 5900, 8)
+    assert LinearTiming(PADDED).step_s(decode(33, 900)) == LinearTiming(MODEL).step_s(decode(48, 900))
     assert LinearTiming(MODEL, 107 / 60.0).step_s(shape) == 60.0, "its ceiling"
     assert LinearTiming(MODEL, 1e9).step_s(shape) == predict_step_s(MODEL, 107, 5900, 8)
 

@@ -111,6 +111,14 @@ def test_places_free_up_in_the_order_of_completion() -> None:
     assert ask(entry("me"), [entry("ahead", output=50)], engine(*flights, places=3)).wait_s[0] == 7
 
 
+def test_padded_steps_take_what_their_size_takes() -> None:
+    flights = [flight(entry(f"f{left}", output=20), emitted=20 - left) for left in (7, 3, 12)]
+    padded = step_time(per_sequence_s=1.0, samples=50, graph_sizes=(2, 4))
+    assert ask(entry("me"), [], engine(*flights, places=3, step_time=padded)).wait_s[0] == 3 * 4
+    alone = engine(flights[0], step_time=padded)
+    assert ask(entry("me"), [], alone).wait_s[0] == 7 * 2, "steps of one are of two"
+
+
 def test_where_a_step_has_fewer_slots_than_streams_decode_they_take_turns() -> None:
     flights = [flight(entry(f"f{left}", output=20), emitted=20 - left) for left in (6, 12)]
     seen = ask(entry("me"), [], engine(*flights, places=2, decode_slots=1))

@@ -36,6 +36,15 @@ def test_rows_that_cost_nothing_all_stay_and_dear_ones_leave_half_of_the_places(
     assert slots_for(RowCost(1e-6, 1e-3), 1) == 0
 
 
+def test_where_steps_are_padded_the_number_is_a_captured_size() -> None:
+    """Rows up to it take no longer, and fewer would be padded to it."""
+    assert slots_for(CPU, PLACES) == 22
+    for sizes, slots in (((16, 24, 32), 24), ((16, 22, 32), 22), ((16, 32), 0), ((8, 16), 22), ((64,), 0)):
+        assert slots_for(replace(CPU, sizes=sizes), PLACES) == slots
+    padded = replace(CPU, sizes=(16, 24, 32))
+    assert padded.step_s(22) == padded.step_s(24) == CPU.step_s(24)
+
+
 def test_context_is_a_part_of_a_row() -> None:
     step_time = StepTime(2e-3, 40e-6, 1e-6, 60e-6, samples=1000, relative_error=0.0)
     assert RowCost.of(step_time, 1000).row_s == pytest.approx(1.1e-3)
@@ -70,7 +79,7 @@ class Engine:
     def __init__(self, cost: RowCost = CPU, heavy: int = 16, tier: int = 1, **options: Any) -> None:
         """`heavy` of the streams have the weight 3, and that tier."""
         config = EngineConfig(policy_options=PolicyOptions(**options), max_sequences=PLACES)
-        step_time = StepTime(cost.fixed_s, cost.row_s / 4, 0.0, cost.row_s * 3 / 4, 0, 0.0)
+        step_time = StepTime(cost.fixed_s, cost.row_s / 4, 0.0, cost.row_s * 3 / 4, 0, 0.0, cost.sizes)
         self.replica = VirtualReplica(config, num_blocks=20_000, step_time=step_time, context_tokens=9_000)
         self.begin("heavy", heavy, weight=3.0, tier=tier)
         self.steps(50)
@@ -151,6 +160,25 @@ def test_the_step_that_renews_the_number_has_all_rows() -> None:
     totals = [served.total() for served in engine.steps(RENEWED_EVERY)]
     assert totals[-1] == PLACES
     assert set(totals[:-1]) == {engine.replica.core.table.most_decodes}
+
+
+def test_a_padded_engine_fills_its_steps() -> None:
+    """It learns what they cost from padded ones, and says how far they were padded."""
+    sizes = (1, 8, 28, PLACES)
+    engine = Engine(replace(CPU, sizes=sizes))
+    core = engine.replica.core
+    assert core.snapshot("e").step_time.graph_sizes == sizes
+    engine.steps(3 * RENEWED_EVERY - 50)
+    assert {served.total() for served in engine.steps(200)} == {28}
+    for number in range(12):
+        core.cancel(f"light{number}")
+    engine.steps(10)
+    assert [(sum(step.decodes.values()), step.padding_tokens) for step in core.step_log.last(200)[::199]] == [
+        (28, 0),
+        (20, 8),
+    ]
+    fit = core.step_time.to_message()
+    assert fit.per_token_s + fit.per_sequence_s == pytest.approx(CPU.row_s, rel=0.02)
 
 
 def test_a_number_chosen_before_the_model_knew_fewer_rows_is_given_up() -> None:

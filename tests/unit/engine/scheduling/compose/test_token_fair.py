@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
+import msgspec
 import pytest
 
 from engine.messages import StepTime
@@ -246,6 +247,15 @@ def test_where_the_step_is_too_long_without_prompts_those_without_the_target_yie
     assert all(served == {"a": 3, "b": 2} for served in steps), steps[0]
     emitted = [each.emitted_tokens for each in running[:6]]
     assert max(emitted) - min(emitted) <= 1
+
+
+def test_those_who_yield_to_a_target_leave_a_padded_step_that_is_full() -> None:
+    """Five rows take as long as eight; four are in time, as are three."""
+    running = [*sequences("a", 6), *sequences("b", 2, tpot_target_s=0.006)]
+    for sizes, met in (((4, 8), {"a": 2, "b": 2}), ((3, 8), {"a": 1, "b": 2}), ((5, 8), {"a": 3, "b": 2})):
+        room = make_room(100, step_time=msgspec.structs.replace(TIMES, graph_sizes=sizes))
+        taken(room, TokenFair().shares(running, room))
+        assert Counter(sequence.tenant_id for sequence in room.given) == met
 
 
 def test_a_target_that_is_met_takes_nothing() -> None:
