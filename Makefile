@@ -58,6 +58,7 @@ $(STAMP_DEMO): pyproject.toml constraints.txt | $(BIN)/python
 
 $(STAMP_TEST): $(STAMP_DEMO) constraints-test.txt
 	$(PIP) $(LOCKED) constraints-test.txt
+	$(if $(filter Linux,$(shell uname -s)),$(PIP) install -q --no-deps "triton>=3.7.1")
 	@touch $@
 
 install: $(STAMP_DEMO) ## create .venv and install the gateway and the engine

@@ -196,6 +196,9 @@ class ModelInfo(msgspec.Struct, frozen=True):
     dtype: str
     device: str
     attention: str
+    """The kernel's name and why it was chosen: "name: reason"."""
+    forward: str = ""
+    """Name of the forward pass."""
 
 
 class Ready(Tagged, frozen=True, omit_defaults=True, tag="ready"):

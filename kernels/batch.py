@@ -34,13 +34,8 @@ class RowTables:
     most_context: int
 
     def only(self, rows: Integers) -> RowTables:
-        return RowTables(
-            contexts=self.contexts[rows],
-            table_starts=self.table_starts[rows],
-            tables=self.tables,
-            slots=self.slots[rows],
-            most_context=self.most_context,
-        )
+        contexts, starts, slots = self.contexts[rows], self.table_starts[rows], self.slots[rows]
+        return RowTables(contexts, starts, self.tables, slots, self.most_context)
 
 
 @dataclass(slots=True)
@@ -56,15 +51,18 @@ class PackedBatch:
     contexts: Tensor
     """`[sequences]`: `context_lens`, on the device."""
     token_contexts: Tensor
-    """`[tokens]`: number of tokens that a row may see, itself included."""
+    """`[tokens]`: number of tokens that a row may see, itself included; 0: the row is padding."""
     token_tables: Tensor
     """`[tokens]`: where in `tables` the row's sequence begins."""
     slots: Tensor
-    """`[tokens]`: where each row's key and value are written."""
+    """`[tokens]`: where each row's key and value are written; -1: the row is padding."""
     block_tokens: int
     fresh: Tensor | None = None
     """Where in `tables` the blocks are whose first slot is written in this step; None on a CPU, where they
     are found by the slots."""
+    tiles: Tensor | None = None
+    """`[tiles, 2]`: parts of sequences for kernels that compute so (row of the first token, tokens; 0 tokens:
+    padding). None: every sequence computes one token, or no kernel wants them."""
     derived: dict[Any, Any] = field(default_factory=dict)
     """A value that a kernel derived from the tables, cached for the step's other layers."""
 
@@ -127,10 +125,12 @@ def lay_out(
     *,
     block_tokens: int,
     fresh: Tensor | None = None,
+    tiles: Tensor | None = None,
+    padding: int | None = None,
 ) -> PackedBatch:
     """The batch of sequences whose tables begin in `tables` at `starts`. `starts`, `contexts` and `queries`
     `[sequences]` are `table_starts`, `context_lens` and `query_lens` on the device; `queries` None: every
-    sequence computes one token."""
+    sequence computes one token. Tokens whose table begins at `padding` are padding."""
     ends = list(accumulate(query_lens))
     token_contexts, token_tables = contexts, starts
     if queries is not None:
@@ -139,8 +139,12 @@ def lay_out(
         token_contexts = firsts.repeat_interleave(queries, output_size=tokens)
         token_contexts = token_contexts + torch.arange(tokens, device=tables.device)
         token_tables = starts.repeat_interleave(queries, output_size=tokens)
+    is_padding = None if padding is None else token_tables == padding
+    if is_padding is not None:
+        token_contexts = token_contexts.masked_fill(is_padding, 0)
     positions = token_contexts - 1
     blocks = tables.index_select(0, token_tables + positions // block_tokens)
+    slots = blocks * block_tokens + positions % block_tokens
     return PackedBatch(
         cu_seqlens_q=[0, *ends],
         context_lens=list(context_lens),
@@ -149,9 +153,10 @@ def lay_out(
         contexts=contexts,
         token_contexts=token_contexts,
         token_tables=token_tables,
-        slots=blocks * block_tokens + positions % block_tokens,
+        slots=slots if is_padding is None else slots.masked_fill(is_padding, -1),
         block_tokens=block_tokens,
         fresh=fresh,
+        tiles=tiles,
     )
 
 
@@ -162,9 +167,11 @@ def pack(
     *,
     block_tokens: int,
     device: torch.device,
+    tile_tokens: int = 0,
 ) -> PackedBatch:
     """Packs sequences with tables from the host; the last `query_lens[i]` of `context_lens[i]` tokens are
-    computed now. Raises `ValueError` where that is none or more than the context, or a table is too short."""
+    computed now, in tiles of `tile_tokens` where one has several. Raises `ValueError` where that is none or
+    more than the context, or a table is too short."""
     if not len(query_lens) == len(context_lens) == len(block_tables):
         raise ValueError("query_lens, context_lens and block_tables must have one entry a sequence")
     for query, context, table in zip(query_lens, context_lens, block_tables, strict=True):
@@ -180,19 +187,29 @@ def pack(
     def placed(values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(device)
 
+    fresh = tiles = None
+    if device.type != "cpu":
+        fresh = placed(fresh_entries(starts, positions, query_lens, block_tokens))
+    if tile_tokens and max(query_lens, default=1) > 1:
+        tiles = placed(tiles_of(query_lens, context_lens, tile_tokens)).view(-1, 2)
     return lay_out(
-        query_lens,
-        context_lens,
-        starts,
-        placed(list(chain.from_iterable(block_tables))),
-        placed(starts),
-        placed(list(context_lens)),
-        placed(list(query_lens)),
-        block_tokens=block_tokens,
-        fresh=None
-        if device.type == "cpu"
-        else placed(fresh_entries(starts, positions, query_lens, block_tokens)),
-    )
+        query_lens, context_lens, starts, placed(list(chain.from_iterable(block_tables))), placed(starts),
+        placed(list(context_lens)), placed(list(query_lens)), block_tokens=block_tokens, fresh=fresh,
+        tiles=tiles,
+    )  # fmt: skip
+
+
+def tiles_of(query_lens: Sequence[int], context_lens: Sequence[int], tile_tokens: int) -> list[int]:
+    """`PackedBatch.tiles` of at most `tile_tokens` tokens, one after the other: the longest contexts first,
+    so that none that takes long begins last."""
+    firsts = accumulate(query_lens, initial=0)
+    tiles = [
+        (-(context - query + place + count), first + place, count)
+        for query, context, first in zip(query_lens, context_lens, firsts, strict=False)
+        for place in range(0, query, tile_tokens)
+        for count in (min(tile_tokens, query - place),)
+    ]
+    return [number for _, *tile in sorted(tiles) for number in tile]
 
 
 def fresh_entries(

@@ -116,11 +116,19 @@ def _decode_group(batch: PackedBatch, first: int, end: int) -> DecodeGroup:
     start = batch.cu_seqlens_q[first]
     contexts = batch.contexts[first:end, None]
     starts = batch.token_tables[start : start + end - first, None]
+    blocks = padded_tables(batch, starts, contexts, width)
+    return DecodeGroup(start, start + end - first, blocks, contexts)
+
+
+def padded_tables(
+    batch: PackedBatch, starts: torch.Tensor, contexts: torch.Tensor, width: int
+) -> torch.Tensor:
+    """`[sequences * width]`: block tables that begin at `starts` `[sequences, 1]`; what follows the blocks of
+    `contexts` `[sequences, 1]` tokens repeats the first."""
     entries = torch.arange(width, device=batch.device)[None, :]
     # What follows a sequence's table may be anything, a NaN times a weight of zero included.
     entries = torch.where(entries * batch.block_tokens < contexts, entries, 0)
-    blocks = batch.tables.index_select(0, (starts + entries).view(-1))
-    return DecodeGroup(start, start + end - first, blocks, contexts)
+    return batch.tables.index_select(0, (starts + entries).view(-1))
 
 
 def _gather(cache: torch.Tensor, blocks: torch.Tensor, sequences: int) -> torch.Tensor:

@@ -15,6 +15,10 @@ import certifi
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+# Before Triton is imported: its kernels run in its interpreter, on a CPU, as they are compiled for a GPU.
+os.environ["TRITON_INTERPRET"] = "1"
+os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"
+
 #: For `make mutants`: one failure is enough, and it must be the broken rule's, not that of a busy machine.
 settings.register_profile(
     "mutants",
@@ -69,3 +73,8 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.enable()
         gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Frozen objects outlive the interpreter, and Triton names each of its own: hundreds of lines."""
+    gc.unfreeze()

@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 
 from kernels.batch import PackedBatch
 from kernels.dispatch import AttentionKernel
+from kernels.machine import LayerNeeds
 from kernels.reference import causal_mask, dense_attention
 
 ATTENTION_NAME = "fairgate_paged"
@@ -103,11 +104,13 @@ class PagedContext:
 
 
 class ProbeContext:
-    """Attends to one sequence without a cache; records each layer's shape and options."""
+    """Attends to one sequence without a cache; records each layer's shape and options, and each kind of
+    layer once."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, LayerShape] = {}
         self.options: dict[int, AttentionOptions] = {}
+        self.kinds: dict[LayerNeeds, None] = {}
 
     def attend(
         self,
@@ -121,6 +124,9 @@ class ProbeContext:
         if self.shapes.setdefault(layer_index, shape) != shape:
             raise AttentionUnsupported(f"layer {layer_index} attends with keys of different shapes")
         self.options[layer_index] = options
+        window, softcap, sinks = options.sliding_window, options.softcap, options.sinks is not None
+        dims = (shape.kv_heads, shape.key_dim, shape.value_dim)
+        self.kinds[LayerNeeds(query.shape[1], *dims, window, softcap, sinks)] = None
         tokens = query.shape[0]
         attended = dense_attention(
             query.transpose(0, 1)[None],

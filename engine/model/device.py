@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from engine.core.model_runner import DeviceLost, OutOfDeviceMemory
+from kernels.machine import first_line, why_no_card
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -27,7 +28,7 @@ def device_of(name: str | None) -> torch.device:
     except RuntimeError:
         raise ValueError(f"device {name!r} is not known; use cpu, cuda or cuda:N") from None
     if device.type == "cuda" and (device.index or 0) >= cards:
-        there = f"CUDA devices 0 to {cards - 1}" if cards else "no CUDA device; use cpu"
+        there = f"CUDA devices 0 to {cards - 1}" if cards else f"no CUDA device ({why_no_card()}); use cpu"
         raise ValueError(f"device {name!r} is asked for, but torch sees {there}")
     return device
 
@@ -91,9 +92,19 @@ class DeviceQueues(Protocol):
         """The queue in use goes on when the event has passed. The host does not wait."""
         ...
 
+    def capture(self, run: Callable[[], object]) -> Callable[[], object]:
+        """Runs it once, then captures what it launches; the result launches that again, as one graph. All
+        graphs share their memory: two never run at once. Raises RuntimeError."""
+        ...
+
+    def memory_bytes(self) -> int:
+        """Of the device, held by this process."""
+        ...
+
 
 class CudaQueues:
     def __init__(self, device: torch.device) -> None:
+        self._device, self._pool = device, None
         self._copies = torch.cuda.Stream(device)
         self.event = partial(torch.cuda.Event, enable_timing=True)
 
@@ -103,6 +114,24 @@ class CudaQueues:
 
     def wait_for(self, event: Any) -> None:
         torch.cuda.current_stream().wait_event(event)
+
+    def capture(self, run: Callable[[], object]) -> Callable[[], object]:
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        run()  # what is made at a first run, as a plan of a product, may not be made while capturing
+        graph = torch.cuda.CUDAGraph()
+        # Where capturing fails, torch leaves its own stream in use, and its error hides the first one.
+        with torch.cuda.stream(torch.cuda.current_stream()):
+            try:
+                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                    run()
+            except RuntimeError as error:
+                raise error.__context__ or error from None
+        replay: Callable[[], object] = graph.replay
+        return replay
+
+    def memory_bytes(self) -> int:
+        torch.cuda.empty_cache()  # steps that are not captured leave gaps, which are no part of the graphs
+        return int(torch.cuda.memory_reserved(self._device))
 
 
 def mark(queues: DeviceQueues) -> DeviceEvent:
@@ -123,10 +152,10 @@ def device_errors() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise OutOfDeviceMemory(_first_line(error)) from error
+        raise OutOfDeviceMemory(first_line(error)) from error
     except RuntimeError as error:
         if not _answers():
-            raise DeviceLost(_first_line(error)) from error
+            raise DeviceLost(first_line(error)) from error
         raise
 
 
@@ -140,7 +169,3 @@ def _answers() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _first_line(error: RuntimeError) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,17 @@ from engine.model.attention import (
     ProbeContext,
     attending,
 )
-from engine.model.cpu.choose import Checked, choose_forward, cpu_threads
+from engine.model.cpu.choose import choose_forward as choose_on_cpu
+from engine.model.cpu.choose import cpu_threads
 from engine.model.device import DeviceQueues, card_name, device_of, dtype_of, prepare, why_no_room
-from engine.model.forward import Forward
-from engine.model.path_report import PathReport, Unsupported
+from engine.model.forward import Checked, Forward, ForwardChoice
+from engine.model.gpu.choose import choose_forward as choose_on_gpu
+from engine.model.path_report import PathReport, Unsupported, attention_reports
 from engine.model.runner import DEFAULT_ROWS, TorchRunner
 from engine.model.self_check import check_prompts, difference_from_plain, plain_logits, spread_of_plain
-from kernels.dispatch import pick_attention
+from kernels.dispatch import FLASH_ATTN
+from kernels.machine import AttentionNeeds, KernelMachine, first_line
+from kernels.trial import choose_for
 
 DEFAULT_BLOCK_TOKENS = 16
 MAX_DIFFERENCE: dict[torch.dtype, float] = {
@@ -47,6 +52,7 @@ MAX_DIFFERENCE: dict[torch.dtype, float] = {
 MOST_SPREADS = 1.5
 """In half precision a model's rounding may explain more: so often the spread of transformers' own attentions.
 Measured: ours differ from the plain one by 0.9 to 1.05 spreads, a wrong scale or window by 1.6 and more."""
+STATEFUL = "Architectures with state-space, linear or otherwise stateful layers are not supported"
 
 
 class ModelRefused(Exception):
@@ -143,43 +149,76 @@ def load_model(
     attention: str | None = None,
     model_id: str | None = None,
     fast_paths: bool = True,
+    machine: KernelMachine | None = None,
 ) -> LoadedModel:
     """Loads `model_dir` and checks it against the plain model, in blocks of `check_block_tokens`.
 
     `device` and `dtype` None: as `device_of` and `dtype_of` choose. `threads`:
     torch's intra-op threads, of the whole process. `attention`: a kernel of `kernels.dispatch`; `model_id`:
-    by default the directory's name. Without `fast_paths` transformers' own pass runs. Raises `ModelRefused`.
+    by default the directory's name. Without `fast_paths` transformers' own pass runs. `machine` None: it is
+    read from the device. Raises `ModelRefused`.
     """
     config = _read_config(model_dir)
     chosen_device, chosen_dtype = _place(device, dtype, config)
     prepare(chosen_device)
+    needs = AttentionNeeds(chosen_dtype, check_block_tokens)
     try:
-        pick_attention(chosen_device, chosen_dtype, name=attention)
+        choose_for(needs, chosen_device, name=attention, machine=machine)
     except ValueError as error:
         raise ModelRefused(str(error)) from None
     if threads is not None:
         torch.set_num_threads(threads)
     model = _load_weights(model_dir, config, chosen_dtype, chosen_device)
-    probe = _probe(model, model_dir)
-    info = _describe(model, model_id or model_dir.resolve().name)
+    return prepared(
+        model,
+        model_id or model_dir.resolve().name,
+        check_block_tokens=check_block_tokens,
+        attention=attention,
+        fast_paths=fast_paths,
+        machine=machine,
+    )
+
+
+def prepared(
+    model: Any,
+    model_id: str,
+    *,
+    check_block_tokens: int = DEFAULT_BLOCK_TOKENS,
+    attention: str | None = None,
+    fast_paths: bool = True,
+    machine: KernelMachine | None = None,
+) -> LoadedModel:
+    """Chooses how a transformers model that is in its place is computed, as `load_model`, after `prepare`.
+    Its attention must be `ATTENTION_NAME`. Raises `ModelRefused`."""
+    probe = _probe(model)
+    info = _describe(model, model_id)
     plain = _plain_logits(model, info)
-    allowed = MAX_DIFFERENCE[chosen_dtype]
-    if chosen_dtype != torch.float32:
+    allowed = MAX_DIFFERENCE[model.dtype]
+    if model.dtype != torch.float32:
         allowed = max(allowed, MOST_SPREADS * spread_of_plain(model, plain, check_prompts(info)))
 
-    def check(forward: Forward) -> Checked:
-        block_tokens = min(check_block_tokens, 16)
-        return _check_against_plain(forward, plain, allowed, model, info, probe.shapes, block_tokens)
-
-    try:
-        choice = choose_forward(
-            model, probe.shapes, probe.options, check, attention=attention, fast_paths=fast_paths
-        )
-    except Unsupported as error:
-        raise ModelRefused(f"{info.architecture} cannot be served: {error}") from None
-    info = msgspec.structs.replace(info, attention=f"{choice.kernel.name}: {choice.kernel.reason}")
-    reports = (*choice.reports, cpu_threads()) if chosen_device.type == "cpu" else choice.reports
-    return LoadedModel(choice.forward, info, probe.shapes, model.device, chosen_dtype, reports)
+    block_tokens = check_block_tokens if attention == FLASH_ATTN else min(check_block_tokens, 16)
+    check = partial(_check_against_plain, plain, allowed, model, info, probe.shapes, block_tokens)
+    needs = AttentionNeeds(model.dtype, check_block_tokens, tuple(probe.kinds))
+    choose_forward = choose_on_cpu if model.device.type == "cpu" else choose_on_gpu
+    refused: dict[str, str] = {}
+    choice: ForwardChoice | None = None
+    while choice is None:
+        try:
+            attended = choose_for(needs, model.device, name=attention, machine=machine, refused=refused)
+            choice = choose_forward(
+                model, probe.shapes, probe.options, check, attended.kernel, fast_paths=fast_paths
+            )
+        except Unsupported as error:
+            refused[attended.kernel.name] = str(error)
+        except ValueError as error:
+            why = f"{next(iter(refused.values()))}. {STATEFUL}" if refused else error
+            raise ModelRefused(f"{info.architecture} cannot be served: {why}") from None
+    shown = f"{attended.kernel.name}: {attended.kernel.reason}"
+    info = msgspec.structs.replace(info, attention=shown, forward=choice.forward.name)
+    reports = (*attention_reports(attended), *choice.reports)
+    reports = (*reports, cpu_threads()) if model.device.type == "cpu" else reports
+    return LoadedModel(choice.forward, info, probe.shapes, model.device, model.dtype, reports)
 
 
 def load_runner(
@@ -227,8 +266,8 @@ def outline(model_dir: Path, *, dtype: str | None = None, device: str | None = N
                 config, dtype=chosen_dtype, attn_implementation=ATTENTION_NAME
             ).eval()
     except Exception as error:
-        raise ModelRefused(f"{config.model_type} cannot be outlined: {_first_line(error)}") from error
-    shapes = _probe(model, model_dir).shapes
+        raise ModelRefused(f"{config.model_type} cannot be outlined: {first_line(error)}") from error
+    shapes = _probe(model).shapes
     return Outline(
         _context_tokens(model.config.get_text_config()),
         token_bytes_of(shapes, chosen_dtype),
@@ -267,7 +306,7 @@ def _read_config(model_dir: Path) -> Any:
     except Exception as error:
         raise ModelRefused(
             f"transformers {transformers.__version__} cannot read {config_file}"
-            f" (model_type {fields['model_type']!r}): {_first_line(error)}"
+            f" (model_type {fields['model_type']!r}): {first_line(error)}"
         ) from error
     if getattr(config, "is_encoder_decoder", False):
         raise ModelRefused(
@@ -301,7 +340,7 @@ def _load_weights(model_dir: Path, config: Any, dtype: torch.dtype, device: torc
     except Exception as error:
         raise ModelRefused(
             f"transformers {transformers.__version__} cannot load {config.model_type} from {model_dir}:"
-            f" {_first_line(error)}"
+            f" {first_line(error)}"
         ) from error
     missing = sorted(report["missing_keys"])
     if missing:
@@ -317,7 +356,7 @@ def _load_weights(model_dir: Path, config: Any, dtype: torch.dtype, device: torc
     return model.to(device).eval()
 
 
-def _probe(model: Any, model_dir: Path) -> ProbeContext:
+def _probe(model: Any) -> ProbeContext:
     """Finds each layer's shape by a tiny forward pass: heads and dims can differ by layer."""
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         raise ModelRefused(f"{_architecture(model)} cannot be served: it only computes every token's logits")
@@ -331,10 +370,10 @@ def _probe(model: Any, model_dir: Path) -> ProbeContext:
     except AttentionUnsupported as error:
         raise ModelRefused(f"{_architecture(model)} cannot be served: {error}") from None
     except Exception as error:
-        raise ModelRefused(f"{_architecture(model)} does not run: {_first_line(error)}") from error
+        raise ModelRefused(f"{_architecture(model)} does not run: {first_line(error)}") from error
     if not context.shapes:
         raise ModelRefused(
-            f"{_architecture(model)} in {model_dir} cannot be served: it does not use transformers' attention"
+            f"{_architecture(model)} cannot be served: it does not use transformers' attention"
             " interface (a state-space model, or an architecture with an attention of its own)"
         )
     return context
@@ -344,17 +383,17 @@ def _plain_logits(model: Any, info: ModelInfo) -> list[torch.Tensor]:
     try:
         return plain_logits(model, check_prompts(info))
     except Exception as error:
-        raise ModelRefused(f"{info.architecture} does not run: {_first_line(error)}") from error
+        raise ModelRefused(f"{info.architecture} does not run: {first_line(error)}") from error
 
 
 def _check_against_plain(
-    forward: Forward,
     plain: list[torch.Tensor],
     allowed: float,
     model: Any,
     info: ModelInfo,
     shapes: dict[int, LayerShape],
     block_tokens: int,
+    forward: Forward,
 ) -> Checked:
     """Checks twice: the first run compiles, the second is timed."""
     dtype: torch.dtype = model.dtype
@@ -367,13 +406,12 @@ def _check_against_plain(
             )
             seconds = min(seconds, time.perf_counter() - started_s)
     except Exception as error:
-        return Checked(f"its self-check did not run: {_first_line(error)}", seconds)
+        return Checked(f"its self-check did not run: {first_line(error)}", seconds)
     if difference <= allowed:
         return Checked(None, seconds)
     return Checked(
         "batched and paged it does not give the plain model's logits"
-        f" (relative difference {difference:.2g}, allowed {allowed:.2g}). Architectures with"
-        " state-space, linear or otherwise stateful layers are not supported",
+        f" (relative difference {difference:.2g}, allowed {allowed:.2g})",
         seconds,
     )
 
@@ -419,8 +457,3 @@ def _eos_token_ids(model: Any) -> list[int]:
         if value is not None:
             return [int(token) for token in (value if isinstance(value, list | tuple) else [value])]
     return []
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

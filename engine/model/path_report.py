@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernels.dispatch import AttentionChoice
+
 
 @dataclass(frozen=True, slots=True)
 class PathReport:
@@ -15,6 +17,12 @@ class PathReport:
 
     def __str__(self) -> str:
         return f"{self.name}: {'used' if self.chosen else 'not used'}, {self.reason}"
+
+
+def attention_reports(choice: AttentionChoice) -> tuple[PathReport, ...]:
+    """The kernels that were passed over, then the one that serves."""
+    passed_over = (PathReport(f"attention {name}", False, reason) for name, reason in choice.passed_over)
+    return *passed_over, PathReport(f"attention {choice.kernel.name}", True, choice.kernel.reason)
 
 
 class Unsupported(Exception):

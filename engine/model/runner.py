@@ -19,11 +19,13 @@ from engine.messages import ModelInfo
 from engine.model.attention import LayerCache, LayerShape
 from engine.model.device import DeviceEvent, DeviceQueues, device_errors, mark, queues_of
 from engine.model.forward import Forward
+from engine.model.graphs import CapturedStep, StepGraphs
 from engine.model.host_pool import HostPool, RoundTrip, untouched_zeros
 from engine.model.length_probe.probe import LaunchedReadings, LengthReadings, StateReader
 from engine.model.path_report import PathReport
-from engine.model.rows import DeviceRows, StagedStep, on_host
+from engine.model.rows import DeviceRows
 from engine.model.sampler import Chosen, choose, read
+from engine.model.staging import StagedStep, on_host
 from kernels.batch import pack
 from kernels.torch_sdpa import sort_key
 
@@ -81,6 +83,7 @@ class TorchRunner:
         self.path_reports = path_reports
         self.readings: LengthReadings | None = None
         self._forward = forward
+        self._takes_order = not forward.captures  # what can be captured computes each sequence by itself
         self._device = device
         self._fallback_token_id = info.eos_token_ids[0] if info.eos_token_ids else 0
         self._caches = {
@@ -100,7 +103,10 @@ class TorchRunner:
             block_tokens=block_tokens,
             context_tokens=info.context_tokens,
             device=device,
+            tile_tokens=forward.tile_tokens,
+            lists_fresh=not forward.captures,
         )
+        self._graphs: StepGraphs | None = None
         self._queues = queues or queues_of(device)
         self.steps_ahead = 0 if self._queues is None else 1
         self.num_host_blocks = num_host_blocks
@@ -110,20 +116,39 @@ class TorchRunner:
         trip = RoundTrip(0.0, 0.0) if self._host_pool is None else self._host_pool.measure()
         self.swap_base_s, self.swap_block_s = trip.base_s, trip.block_s
 
+    def capture(self, max_tokens: int) -> list[PathReport]:
+        """Captures steps of up to `max_tokens` tokens where the device and the forward pass can; on a CPU
+        there is nothing to say. Before the first step. Raises `DeviceLost`."""
+        if self._queues is None:
+            return []
+        with device_errors(), torch.inference_mode():
+            graphs = StepGraphs(
+                self._forward, self._rows, self._caches, self._queues, self._fallback_token_id, max_tokens
+            )
+            reports = graphs.capture()
+        if graphs.decode_sizes:
+            self._graphs = graphs
+            self.graph_sizes, self.mixed_sizes = graphs.decode_sizes, graphs.mixed_sizes
+        return reports
+
     def launch(self, work: StepWork) -> LaunchedStep:
         """As `ModelRunner.launch`; also raises `ValueError` for a slice that cannot be computed."""
-        order = self._order(work)
+        order = self._order(work) if self._takes_order else None
         if order is not None:
             work = _reordered(work, order)
         with device_errors(), torch.inference_mode(), self._using(block for _, _, block in work.blocks):
             # After the wait for copies: that is no time in which the device computes for the step. Copies
             # beside it may slow it down, and that counts.
             began = self._mark()
-            staged = self._rows.stage(work)
-            logits = self._forward(staged.batch, staged.token_ids, staged.last, self._caches)
+            captured = None if self._graphs is None else self._graphs.fitting(work)
+            if captured is None or self._graphs is None:
+                staged = self._rows.stage(work)
+                logits = self._forward(staged.batch, staged.token_ids, staged.last, self._caches)
+            else:
+                staged, logits = self._graphs.launch(captured, work)
             chosen = readings = None
             if staged.sampling:
-                chosen = self._choose(logits, staged)
+                chosen = self._choose(logits, staged, captured)
                 if self.readings is not None:
                     readings = self.readings.launch(work, staged, self._rows)
         return LaunchedStep(work.samples, order, staged, chosen, readings, began, self._mark())
@@ -168,13 +193,18 @@ class TorchRunner:
                 pool.follows_steps = True
             raise
 
-    def _choose(self, logits: torch.Tensor, staged: StagedStep) -> Chosen:
+    def _choose(self, logits: torch.Tensor, staged: StagedStep, captured: CapturedStep | None) -> Chosen:
         """Chooses the tokens, a launch of its own after the forward pass, and puts them into their rows."""
-        inputs = self._rows.sampling_of(staged)
-        chosen = choose(logits.float(), inputs, staged.wants, fallback_token_id=self._fallback_token_id)
-        self._rows.chosen(staged, chosen.token_ids)
+        chosen = None
+        if captured is not None and self._graphs is not None:
+            chosen = self._graphs.choose(captured, staged)
+        if chosen is None:
+            inputs = self._rows.sampling_of(staged)
+            chosen = choose(logits, inputs, staged.wants, fallback_token_id=self._fallback_token_id)
+            self._rows.chosen(staged, chosen.token_ids)
+        count = len(staged.sampling)  # a captured choice has rows of padding beyond
         parts = {name: getattr(chosen, name) for name in Chosen.__slots__}
-        return Chosen(**{name: on_host(part) for name, part in parts.items() if part is not None})
+        return Chosen(**{name: on_host(part[:count]) for name, part in parts.items() if part is not None})
 
     def _order(self, work: StepWork) -> list[int] | None:
         """Decodes of similar contexts beside each other, prompts last; None: they are so already."""

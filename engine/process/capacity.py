@@ -20,7 +20,7 @@ CPU_SMALL_KV_BYTES = 256 * MIB
 """Taken even where `max_sequences` contexts need less: room for further requests and cached prefixes."""
 CUDA_KV_SHARE = 0.85
 """Share of the card's memory that is free beside weights and the largest step; the rest is for what a step
-gathers of long contexts, and for fragments."""
+gathers of long contexts, for captured steps, and for fragments."""
 CUDA_SMALL_KV_SHARE = 0.1
 """Share of the whole card that the KV cache may take by itself where `max_sequences` contexts need less: kept
 prefixes lie there, too."""

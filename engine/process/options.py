@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, field
@@ -42,6 +42,11 @@ class EngineSettings(Bounded, frozen=True, kw_only=True):
         Literal["auto", "float32", "bfloat16", "float16"],
         "Number format; auto is float32 on a CPU, and on a GPU the model's own where that is bfloat16 or"
         " float16, else bfloat16.",
+    ] = "auto"
+    attention: Annotated[
+        Literal["auto", "triton", "flash-attn", "numba", "torch-sdpa", "reference"],
+        "Attention kernel; auto takes the best one that works here, and the log says why others were passed"
+        " over. One that is named and cannot run stops the start. flash-attn wants engine.block_tokens=256.",
     ] = "auto"
     threads: Annotated[int, Meta(ge=0, le=1024), "CPU threads of the engine; 0 takes half of the cores."] = 0
     context_tokens: Annotated[
@@ -112,6 +117,11 @@ class EngineSettings(Bounded, frozen=True, kw_only=True):
     orphan_s: Annotated[
         float, Meta(ge=1, le=3600), "An engine that hears no gateway for so long saves and exits."
     ] = 60.0
+
+    def named(self) -> dict[str, Any]:
+        """Number format, device and attention kernel, None for auto, as `load_model` takes them."""
+        named = {name: getattr(self, name) for name in ("dtype", "device", "attention")}
+        return {name: None if value == "auto" else value for name, value in named.items()}
 
 
 class EngineOptions(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

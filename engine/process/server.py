@@ -49,6 +49,7 @@ from engine.process.profiling import measured_sizes
 from engine.process.spans import EngineSpans
 from engine.scheduling.policy import make_policy, options_of
 from engine.telemetry.sender import SpanTarget, TelemetryMissing, open_sender
+from kernels.gpu.compiling import KernelRefused, use_cache
 
 if TYPE_CHECKING:
     from engine.model.probe_attachment import ProbeFollower
@@ -181,9 +182,8 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
         if error.name not in {"numpy", "safetensors", "torch", "transformers"}:
             raise
         raise StartRefused(f"{error.name} is not installed: install fairgate[engine]") from None
-    dtype, device = (None if name == "auto" else name for name in (options.dtype, options.device))
     try:
-        kind = device_of(device).type
+        kind = device_of(options.named()["device"]).type
         steps = step_sizes(kind, options)
         config = EngineConfig(
             policy=options.policy,
@@ -199,12 +199,13 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
     except ValueError as error:
         raise StartRefused(str(error)) from None
     try:
+        if kind == "cuda":
+            use_cache(options.data_dir / "triton")
         loaded = load_model(
             options.model_dir,
-            dtype=dtype,
-            device=device,
             check_block_tokens=options.block_tokens or DEFAULTS[kind].block_tokens,
             threads=options.threads or None,
+            **options.named(),
         )
         sizes = measured_sizes(loaded, texts, options)
         runner = loaded.runner(
@@ -214,15 +215,17 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
             num_rows=sizes.steps.max_sequences,
             context_tokens=sizes.context_tokens,
         )
-    except (ModelRefused, CapacityRefused) as error:
+    except (ModelRefused, CapacityRefused, KernelRefused) as error:
         raise StartRefused(str(error)) from None
     info, steps = runner.info, sizes.steps
     config = replace(config, max_sequences=steps.max_sequences, max_batched_tokens=steps.max_batched_tokens)
     log.info(
-        "%s: %s, %d parameters, %s on %s, attention %s",
-        info.model_id, info.architecture, info.parameters, info.dtype, info.device, info.attention,
+        "%s: %s, %d parameters, %s on %s, %s forward pass, attention %s",
+        info.model_id, info.architecture, info.parameters, info.dtype, info.device, info.forward,
+        info.attention,
     )  # fmt: skip
-    for line in (*runner.path_reports, *sizes.lines()):
+    captured = runner.capture(steps.max_batched_tokens)
+    for line in (*runner.path_reports, *captured, *sizes.lines()):
         log.info("%s", line)
     fingerprint = model_fingerprint(options.model_dir)
     key = LearnedKey(

@@ -87,6 +87,11 @@ class LoadCollector(Collector):
 
     def _engines(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("fairgate_engine_up", "1: serves.", labels=["replica"])
+        info = GaugeMetricFamily(
+            "fairgate_engine_info",
+            "1, of what an engine of ours computes with.",
+            labels=["replica", "attention", "forward", "device", "dtype"],
+        )
         of_state = ["replica", "state"]
         sequences = GaugeMetricFamily(
             "fairgate_engine_sequences", "Sequences in the engine.", labels=of_state
@@ -110,6 +115,9 @@ class LoadCollector(Collector):
         for upstream in self._upstreams():
             replica, snapshot = upstream.replica_id, upstream.snapshot
             up.add_metric([replica], upstream.is_up)
+            if upstream.is_up and (model := upstream.model) is not None and model.forward:
+                kernel = model.attention.partition(":")[0]
+                info.add_metric([replica, kernel, model.forward, model.device, model.dtype], 1)
             if isinstance(upstream, OpenAIUpstream):
                 for kind, number in upstream.contradictions.items():
                     contradictions.add_metric([replica, kind], number)
@@ -123,4 +131,4 @@ class LoadCollector(Collector):
             steps.add_metric([replica], snapshot.step)
             preemptions.add_metric([replica], snapshot.preemptions)
             lost.add_metric([replica], snapshot.traces_lost)
-        yield from (up, sequences, blocks, steps, preemptions, lost, contradictions)
+        yield from (up, info, sequences, blocks, steps, preemptions, lost, contradictions)

@@ -80,6 +80,8 @@ class LocalEngine:
             "refusal": self._refused or (refusal.message if refusal is not None else ""),
             "refusal_code": "model" if self._refused else (refusal.code if refusal is not None else ""),
             "window": ready.max_sequences if ready is not None else 0,
+            "attention": ready.model.attention if ready is not None else "",
+            "forward": ready.model.forward if ready is not None else "",
             "running": len(snapshot.running) if snapshot is not None else 0,
         }
 

@@ -1,6 +1,6 @@
 """Compiled pass that draws tokens: the cuts of top-k, top-p and min-p, then the arg max of score plus noise.
 
-The rule is that of `engine.model.sampler.draw`, row by row: a token depends on its own row alone. Masses are
+The rule is that of `kernels.sampling.draw`, row by row: a token depends on its own row alone. Masses are
 whole numbers, so that their sums do not depend on the order either."""
 
 from __future__ import annotations

@@ -13,12 +13,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 from sqlalchemy import text
 
-from engine.process.capacity import CapacityRefused, KvShape, MachineMemory, engine_sizes
+from engine.process.capacity import DEFAULTS, CapacityRefused, KvShape, MachineMemory, engine_sizes
 from engine.process.free_memory import free_memory_bytes
 from engine.telemetry.sender import TelemetryMissing, require_extra
 from gateway.cluster import identity
@@ -359,7 +360,20 @@ async def _engine(settings: Settings) -> Finding:
             f"the server at {server.url} says that it is not ready",
             f"look at {_engine_log(settings)}",
         )
-    return Finding("engine", True, f"serves behind {server.url}")
+    computes = [
+        f"{replica['replica_id']}: {replica['forward']} forward pass, attention {replica['attention']}"
+        for replica in await _replicas(server, "engine")
+    ]
+    return Finding("engine", True, "; ".join([f"serves behind {server.url}", *computes]))
+
+
+async def _replicas(server: datadir.ServerFile, kind: str) -> list[dict[str, Any]]:
+    """What a running gateway says of its replicas of this kind."""
+    headers = {"authorization": f"Bearer {server.control_token}"}
+    async with httpx.AsyncClient(timeout=5.0, headers=headers) as client:
+        response = await client.get(f"{server.url_of_admin}/admin/v1/status")
+    pools = response.raise_for_status().json()["models"]["pools"].values()
+    return [replica for pool in pools for replica in pool["replicas"] if replica["kind"] == kind]
 
 
 async def _other_servers(settings: Settings) -> Finding:
@@ -370,11 +384,7 @@ async def _other_servers(settings: Settings) -> Finding:
     server = datadir.running_server(settings.data_dir)
     if server is None:
         return Finding(name, True, "not asked: no server runs on this data directory")
-    headers = {"authorization": f"Bearer {server.control_token}"}
-    async with httpx.AsyncClient(timeout=5.0, headers=headers) as client:
-        response = await client.get(f"{server.url_of_admin}/admin/v1/status")
-    pools = response.raise_for_status().json()["models"]["pools"].values()
-    replicas = [replica for pool in pools for replica in pool["replicas"] if replica["kind"] == "openai"]
+    replicas = await _replicas(server, "openai")
     faults, details = [], []
     for replica in replicas:
         if replica["is_drained"]:
@@ -431,14 +441,15 @@ async def _sizes(settings: Settings) -> Finding:
     from engine.model.loader import ModelRefused, load_model, outline
     from engine.process.profiling import measured_sizes
 
-    dtype, device = (
-        None if name == "auto" else name for name in (settings.engine.dtype, settings.engine.device)
-    )
+    named, computes = settings.engine.named(), list[str]()
+    dtype, device = named["dtype"], named["device"]
     try:
         if device_of(device).type == "cuda":
             if datadir.is_serving(settings.data_dir):
                 return Finding("sizes", True, f"measured at the start: they are in {_engine_log(settings)}")
-            loaded = load_model(settings.model, dtype=dtype, device=device)
+            block_tokens = settings.engine.block_tokens or DEFAULTS["cuda"].block_tokens
+            loaded = load_model(settings.model, check_block_tokens=block_tokens, **named)
+            computes = list(map(str, loaded.path_reports))
             sizes = measured_sizes(loaded, load_texts(settings.model), settings.engine)
         else:
             found = outline(settings.model, dtype=dtype, device=device)
@@ -446,7 +457,7 @@ async def _sizes(settings: Settings) -> Finding:
             memory = MachineMemory("cpu", free_bytes, free_bytes)
             sizes = engine_sizes(memory, KvShape(found.context_tokens, found.token_bytes), settings.engine)
     except (ModelRefused, ValueError) as error:
-        return Finding("sizes", False, str(error), "change engine.device, or name another --model")
+        return Finding("sizes", False, str(error), "change what it names, or name another --model")
     except CapacityRefused as error:
         return Finding("sizes", False, str(error), "change the sizes; docs/operating.md has a table")
     whose = "with these settings"
@@ -455,7 +466,7 @@ async def _sizes(settings: Settings) -> Finding:
             "a start now with the settings of this shell would have (those of the engine that runs are in"
             f" {_engine_log(settings)})"
         )
-    return Finding("sizes", True, f"{whose}: {'; '.join(sizes.lines())}")
+    return Finding("sizes", True, f"{whose}: {'; '.join([*sizes.lines(), *computes])}")
 
 
 def _engine_log(settings: Settings) -> Path:
@@ -470,8 +481,15 @@ async def _speed(settings: Settings) -> Finding:
     if not (await _model(settings)).ok:
         return Finding("speed", True, "not probed: the model cannot be loaded")
     from engine.model.cpu.doctor import probe_machine
+    from engine.model.device import device_of
 
-    return Finding("speed", True, "; ".join(str(line) for line in probe_machine(Path(settings.model))))
+    named = settings.engine.named()
+    if device_of(named["device"]).type != "cpu":
+        return Finding("speed", True, "chosen at the start: sizes and engine say what")
+    reports = probe_machine(Path(settings.model), named["attention"])
+    ok = named["attention"] is None or reports[0].chosen
+    advice = "" if ok else "take another engine.attention: with this one no engine starts"
+    return Finding("speed", ok, "; ".join(map(str, reports)), advice)
 
 
 async def _clock(settings: Settings) -> Finding:

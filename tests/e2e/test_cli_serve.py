@@ -199,22 +199,41 @@ def test_a_kv_cache_smaller_than_one_context_stops_the_start(tmp_path: Path) -> 
     assert "Traceback" not in done.stderr
 
 
+def test_an_attention_kernel_that_cannot_run_stops_the_start(tmp_path: Path) -> None:
+    done = run_serve("--data-dir", str(tmp_path), "--engine-attention", "triton", "--engine-device", "cpu")
+    assert (done.returncode, done.stdout) == (1, "")
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(
+        "fairgate serve: the engine did not start: attention kernel 'triton' cannot run: it"
+    )
+    assert said.endswith("(engine.attention=auto takes the best that can)")
+    assert "Traceback" not in done.stderr
+
+
 def test_a_shorter_context_is_served_on_purpose_and_the_doctor_says_the_sizes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = ("--engine-kv-blocks", "10", "--engine-context", "161")
+    attention = ("--engine-attention", "reference", "--engine-device", "cpu")
 
-    def finding() -> dict[str, Any]:
+    def finding(check: str = "sizes") -> dict[str, Any]:
         checks = json.loads(fairgate(tmp_path, "doctor", "--json").stdout)["checks"]
-        return next(item for item in checks if item["check"] == "sizes")
+        return next(item for item in checks if item["check"] == check)
 
-    with server_process(tmp_path, SHIPPED_MODEL, *sizes) as server, server.http(server.owner_key) as client:
+    with (
+        server_process(tmp_path, SHIPPED_MODEL, *sizes, *attention) as server,
+        server.http(server.owner_key) as client,
+    ):
         body = {"model": MODEL, "prompt": [5] * 100, "max_tokens": 61}
         assert client.post("/v1/completions", json=body).status_code == 200
         refused = client.post("/v1/completions", json=body | {"max_tokens": 62})
         pool = client.get("/admin/v1/status").json()["models"]["pools"][MODEL]
         # Its engine has other sizes than a start with this shell's settings would have.
         assert "with the settings of this shell" in finding()["detail"]
+        runs = "engine-0: plain forward pass, attention reference: chosen by name"
+        assert runs in finding("engine")["detail"]
+        labels = 'attention="reference",device="cpu",dtype="float32",forward="plain"'
+        assert f'fairgate_engine_info{{{labels},replica="engine-0"}} 1.0' in client.get("/metrics").text
     assert (pool["context_tokens"], pool["long_tokens"]) == (161, 120)
     assert refused.status_code == 400
     assert "maximum context length is 161 tokens" in refused.json()["error"]["message"]
@@ -223,6 +242,7 @@ def test_a_shorter_context_is_served_on_purpose_and_the_doctor_says_the_sizes(
     found = finding()
     assert not found["ok"]
     assert "--context 160" in found["detail"]
+    assert "attention triton: not used, it runs on a CUDA card" in finding("speed")["detail"]
     monkeypatch.setenv("FAIRGATE_ENGINE_CONTEXT", "161")
     found = finding()
     assert found["ok"]

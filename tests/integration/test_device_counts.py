@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import engine.model.graphs
 import engine.model.runner
 from engine.core.core import EngineConfig, EngineCore
 from engine.messages import SamplingParams, Submit
@@ -21,7 +22,7 @@ from engine.model.loader import load_runner
 from engine.model.runner import TorchRunner
 from tests.integration.exactness import NoText
 from tests.models.random_models import save_random_model
-from tests.support.stand_in_device import DEVICE, StandIn, StandInQueues, needs_stand_in
+from tests.support.stand_in_device import CARD, DEVICE, StandIn, StandInQueues, needs_stand_in
 
 pytestmark = needs_stand_in
 FILE = "tests/integration/test_device_counts.py"
@@ -32,8 +33,9 @@ ends while it is counted."""
 STEPS = 8
 MOST_BYTES = 64
 """That a step sends to the device, a running sequence."""
-LAUNCHES_A_LAYER = 38
-"""Operators of 8 sequences' decode, Llama, by transformers' own pass; named in docs/architecture.md."""
+LAUNCHES_A_LAYER = {"torch-sdpa": 38, "triton": 9}
+"""Operators of 8 sequences' decode, Llama, by attention kernel: of transformers' own pass, of the lean
+one, for which they are as many whatever runs; named in docs/architecture.md."""
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 EVERYTHING = SamplingParams(
     temperature=0.8, top_k=20, top_p=0.9, min_p=0.02, repetition_penalty=1.2, frequency_penalty=0.4,
@@ -49,7 +51,7 @@ def device() -> Iterator[StandIn]:
         yield device
 
 
-def a_runner(model_dir: Path, layers: int) -> TorchRunner:
+def a_runner(model_dir: Path, attention: str, layers: int) -> TorchRunner:
     save_random_model("llama", model_dir, num_hidden_layers=layers, max_position_embeddings=4096)
     return load_runner(
         model_dir,
@@ -57,14 +59,20 @@ def a_runner(model_dir: Path, layers: int) -> TorchRunner:
         block_tokens=BLOCK_TOKENS,
         dtype="float32",
         device=str(DEVICE),
-        attention="torch-sdpa",
+        attention=attention,
+        machine=CARD,
         queues=StandInQueues(),
     )
 
 
 @pytest.fixture(scope="module")
-def runner(device: StandIn, tmp_path_factory: pytest.TempPathFactory) -> TorchRunner:
-    return a_runner(tmp_path_factory.mktemp("one layer"), 1)
+def attention(request: pytest.FixtureRequest) -> str:
+    return str(getattr(request, "param", "torch-sdpa"))
+
+
+@pytest.fixture(scope="module")
+def runner(attention: str, device: StandIn, tmp_path_factory: pytest.TempPathFactory) -> TorchRunner:
+    return a_runner(tmp_path_factory.mktemp("one layer"), attention, 1)
 
 
 @dataclass
@@ -74,6 +82,8 @@ class Counts:
     copies: int
     num_bytes: int
     launches: Counter[str]
+    allocations: int
+    """Of device memory; a captured step has its own."""
 
 
 def steady(
@@ -101,7 +111,10 @@ def steady(
     device.reset()
     for _ in range(STEPS):
         assert core.step().num_tokens == sequences
-    counts = Counts(device.copies_to_device.total(), device.bytes_to_device.total(), device.launches.copy())
+    counts = Counts(
+        device.copies_to_device.total(), device.bytes_to_device.total(), device.launches.copy(),
+        device.allocations.total(),
+    )  # fmt: skip
     waits, event_waits = device.unexpected_waits(), device.event_waits.copy()
     for number in range(sequences):
         core.cancel(str(number))
@@ -112,8 +125,18 @@ def steady(
     return counts
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, EVERYTHING], ids=["greedy", "everything"])
-@pytest.mark.parametrize("sequences", [1, 8, 64])
+STEADY = [
+    pytest.param(
+        attention, sequences, sampling, id=f"{attention}, {sequences} {name}",
+        marks=pytest.mark.long if attention == "triton" and (sequences, name) != (8, "everything") else (),
+    )
+    for attention in LAUNCHES_A_LAYER
+    for sequences in (1, 8, 64)
+    for name, sampling in (("greedy", GREEDY), ("everything", EVERYTHING))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("attention", "sequences", "sampling"), STEADY, indirect=["attention"])
 def test_a_step_waits_once_and_sends_a_few_bytes(
     sequences: int, sampling: SamplingParams, device: StandIn, runner: TorchRunner
 ) -> None:
@@ -158,10 +181,32 @@ def test_a_question_to_the_device_is_found_with_its_line(
         steady(device, runner, 1, SHORT)
 
 
+@pytest.mark.parametrize("attention", LAUNCHES_A_LAYER, indirect=True)
 def test_launches_a_layer_are_counted(
-    device: StandIn, runner: TorchRunner, tmp_path: Path, record_property: Callable[[str, object], None]
+    device: StandIn, runner: TorchRunner, attention: str, tmp_path: Path, record_property: Callable[..., None]
 ) -> None:
-    one, two = (steady(device, each, 8, 70).launches.total() for each in (runner, a_runner(tmp_path, 2)))
+    two_layers, most = a_runner(tmp_path, attention, 2), LAUNCHES_A_LAYER[attention] * STEPS
+    one, two = (steady(device, each, 8, 70).launches.total() for each in (runner, two_layers))
     record_property("launches a layer", (two - one) / STEPS)
     record_property("launches besides", (2 * one - two) / STEPS)
-    assert 0 < two - one <= LAUNCHES_A_LAYER * STEPS
+    assert 0 < two - one <= most
+    if attention == "triton":
+        for sequences, context, sampling in ((1, 70, EVERYTHING), (12, 30, GREEDY), (3, SHORT, GREEDY)):
+            runs = [steady(device, each, sequences, context, sampling) for each in (runner, two_layers)]
+            assert runs[1].launches.total() - runs[0].launches.total() == most, (sequences, context)
+
+
+def test_a_captured_step_is_two_launches_and_allocates_nothing(
+    device: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward pass and choice, whatever is decoded: sequences, contexts, options, padding."""
+    monkeypatch.setattr(engine.model.graphs, "MOST_SECONDS", 600.0)
+    runner = a_runner(tmp_path, "triton", 1)
+    [report] = runner.capture(64)
+    assert report.chosen, report
+    for sequences, context, sampling in ((1, SHORT, GREEDY), (8, 70, EVERYTHING), (21, SHORT, EVERYTHING)):
+        counts = steady(device, runner, sequences, context, sampling)
+        assert counts.launches.total() == 2 * STEPS, counts.launches
+        assert all(name.endswith("graph replay") for name in counts.launches)
+        assert (counts.allocations, counts.copies) == (0, STEPS)
+        assert counts.num_bytes <= MOST_BYTES * sequences * STEPS

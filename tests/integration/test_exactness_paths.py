@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.model.cpu.choose import COMPILED_ATTENTION
 from engine.model.forward import PlainForward
 from engine.model.loader import load_runner
 from engine.model.runner import TorchRunner
@@ -144,7 +143,7 @@ def test_with_the_compiled_kernels_and_without_them(
     attention = None if fast_paths else "reference"
     runner = load_runner(model_dir, attention=attention, fast_paths=fast_paths, **SIZES)  # type: ignore[arg-type]
     used = {report.name for report in runner.path_reports if report.chosen}
-    assert (COMPILED_ATTENTION in used) == fast_paths
+    assert ("attention numba" in used) == fast_paths
     assert isinstance(runner._forward, PlainForward) != fast_paths
     jobs: list[Job] = JOBS[:16]
     run = Run(max_batched_tokens=24, max_sequences=6, num_blocks=SCARCE_BLOCKS, num_host_blocks=24, burst=12)

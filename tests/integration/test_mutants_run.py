@@ -1,6 +1,6 @@
 """`make mutants` reports caught and missed mutants in the order of its list, and ends cleanly.
 
-On a tree of three small files instead of ours.
+On a tree of small files instead of ours.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -48,6 +49,11 @@ def test_that_lets_it_go():
         assert LIMIT == 3
 """
 FILES = {"rule.py": "LIMIT = 3\n", "conftest.py": CONFTEST, "test_rule.py": TESTS}
+KERNEL = "kernels/gpu/rule.py"
+"""No test loads it."""
+PLUGIN = "tests/mutants/loaded.py"
+FILES |= {"tests/__init__.py": "", "tests/mutants/__init__.py": ""}
+FILES |= {KERNEL: FILES["rule.py"], PLUGIN: (run.ROOT / PLUGIN).read_text()}
 
 
 def mutation(test: str, after: str = "LIMIT = 4", before: str = "LIMIT = 3") -> Mutation:
@@ -62,6 +68,7 @@ def workers(tmp_path: Path) -> list[run.Worker]:
         tree = tmp_path / f"tree-{number}"
         tree.mkdir()
         for name, text in FILES.items():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
             (tree / name).write_text(text)
         made.append(run.Worker(tree, os.environ | {"PYTHONPATH": str(tree)}))
     return made
@@ -81,6 +88,7 @@ async def test_what_no_test_notices_survives_and_the_tree_is_restored(workers: l
         (mutation("test_that_is_not_there"), "pytest ended with 4"),
         (mutation("test_noticed", after="LIMIT ="), "pytest ended with"),
         (mutation("test_noticed", before="LIMIT = 5"), "its place in rule.py is gone"),
+        (replace(mutation("test_not_noticed"), path=KERNEL), "pytest ended with 7"),
     ],
 )
 async def test_what_could_not_be_tried_is_not_called_noticed(

@@ -21,6 +21,9 @@ DESK = "tests/unit/engine/vllm_plugin/channel/test_desk.py"
 ATTACKS = "tests/attack/test_engine_messages.py"
 ROWS = "engine/model/rows.py"
 ROWS_TEST = "tests/unit/engine/model/test_rows.py"
+PADDED = f"{ROWS_TEST}::test_a_padded_step_is_the_plain_one_and_padding"
+GRAPHS = "engine/model/graphs.py"
+GRAPHS_TEST = "tests/integration/test_graphs.py"
 STAND_IN = "tests/integration/test_stand_in_exactness.py::test_late_execution_gives_generates_tokens"
 STATE = "tests/unit/gateway/upstream/vllm_plugin/test_channel_state.py"
 
@@ -48,7 +51,7 @@ ENGINE_MUTATIONS = mutations_of(
             "tests/unit/engine/kv/test_cache.py",
         ),
         (
-            ROWS,
+            "engine/model/staging.py",
             "device: a staging buffer is written while a step has yet to read it",
             "STAGING_BUFFERS = 3",
             "STAGING_BUFFERS = 1",
@@ -67,16 +70,93 @@ ENGINE_MUTATIONS = mutations_of(
         (
             ROWS,
             "device: a row keeps the counts of its former sequence",
-            "                self._counts.index_fill_(0, counted_rows, 0)\n",
+            "            self._counts.index_fill_(0, counted, 0)\n",
             "",
             ROWS_TEST,
         ),
         (
             ROWS,
             "device: a row keeps the biases of its former sequence",
-            "            self._bias_ids.index_fill_(0, rows, -1)\n",
+            "        self._bias_ids.index_fill_(0, rows, -1)\n",
             "",
             ROWS_TEST,
+        ),
+        (
+            ROWS,
+            "graphs: the row of padding grows",
+            "            contexts = contexts.masked_fill(rows == self.num_rows, 0)\n",
+            "            pass\n",
+            PADDED,
+        ),
+        (
+            "kernels/batch.py",
+            "graphs: padding is written to the cache",
+            "slots=slots if is_padding is None else slots.masked_fill(is_padding, -1)",
+            "slots=slots",
+            PADDED,
+        ),
+        (
+            ROWS,
+            "graphs: changes that are padding change a table",
+            '"entries": self.num_rows * self.width,',
+            '"entries": 0,',
+            PADDED,
+        ),
+        (
+            ROWS,
+            "graphs: changes beyond a graph's room are dropped",
+            "                self.tables.index_copy_(0, *changes)\n",
+            "                pass\n",
+            PADDED,
+        ),
+        (
+            ROWS,
+            "device: counts that memory ran out for are half there",
+            "            counts = torch.zeros(",
+            "            self._counts = counts = torch.zeros(",
+            f"{ROWS_TEST}::test_memory_that_runs_out_while_a_row_starts_leaves_nothing_to_the_next_step",
+        ),
+        (
+            GRAPHS,
+            "graphs: a device that was lost meanwhile is taken for a pass that cannot be captured",
+            "            mark(self._queues).synchronize()  # of a device that is lost there is more to say\n",
+            "",
+            f"{GRAPHS_TEST}::test_a_device_that_is_lost_while_steps_are_captured_ends_the_load",
+        ),
+        (
+            GRAPHS,
+            "graphs: a choice is replayed that ignores what is asked for",
+            "wants, size = covering(staged.wants),",
+            "wants, size = GRAPH_WANTS[0],",
+            f"{GRAPHS_TEST}::test_every_number_of_rows_up_to_a_size",
+        ),
+        (
+            GRAPHS,
+            "graphs: a choice is replayed that reads biases from where they were",
+            " or (wants.bias and self._rows.biases_moved)",
+            "",
+            f"{GRAPHS_TEST}::test_more_changed_tables_and_biases_than_a_graph_has_room_for",
+        ),
+        (
+            GRAPHS,
+            "graphs: what a replay gives is not compared",
+            "if not torch.equal(logits, expected):",
+            "if False:",
+            f"{GRAPHS_TEST}::test_a_forward_pass_that_cannot_be_captured_is_found",
+        ),
+        (
+            GRAPHS,
+            "graphs: the smallest are captured first",
+            "key=lambda shape: shape.tokens, reverse=True",
+            "key=lambda shape: shape.tokens",
+            f"{GRAPHS_TEST}::test_what_takes_too_much_is_left_out",
+        ),
+        (
+            GRAPHS,
+            "graphs: a staging buffer is written again before it was read",
+            "                mark(self._queues).synchronize()  # a staging buffer is written again\n",
+            "",
+            f"{GRAPHS_TEST}::test_what_takes_too_long_is_left_out",
         ),
         (
             "engine/sequence.py",

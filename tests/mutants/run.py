@@ -27,6 +27,7 @@ from tests.mutants.console import CONSOLE_MUTATIONS
 from tests.mutants.engine import ENGINE_MUTATIONS
 from tests.mutants.flow import FLOW_MUTATIONS
 from tests.mutants.http import HTTP_MUTATIONS
+from tests.mutants.kernels import KERNEL_MUTATIONS, SAMPLING_KERNEL_MUTATIONS
 from tests.mutants.lua import LUA_MUTATIONS
 from tests.mutants.mutations import Mutation
 from tests.support import services
@@ -43,10 +44,13 @@ EVERY = [
     *HTTP_MUTATIONS,
     *CONSOLE_MUTATIONS,
     *BOOKS_MUTATIONS,
+    *KERNEL_MUTATIONS,
+    *SAMPLING_KERNEL_MUTATIONS,
 ]
 
 #: Nothing is rewritten or cached; what fails is not made smaller (tests/conftest.py).
-PYTEST = ("-q", "-x", "--assert=plain", "--tb=line", "--hypothesis-profile=mutants", "-p", "no:cacheprovider")
+PYTEST = ("-q", "-x", "--assert=plain", "--tb=line", "--hypothesis-profile=mutants", "-p", "no:cacheprovider",
+          "-p", "tests.mutants.loaded")  # fmt: skip
 
 
 class CouldNotRun(Exception):
@@ -69,7 +73,7 @@ class Worker:
             raise CouldNotRun(f"{mutation.name}: its place in {mutation.path} is gone")
         path.write_text(original.replace(mutation.before, mutation.after))
         try:
-            code, output, errors = await self._pytest(mutation.tests)
+            code, output, errors = await self._pytest(mutation)
         finally:
             path.write_text(original)
         # A fixture that cannot be made (no server) is an error, not a failure.
@@ -77,12 +81,12 @@ class Worker:
             raise CouldNotRun(f"{mutation.name}: pytest ended with {code}\n{output[-4000:]}{errors[-4000:]}")
         return code == 0
 
-    async def _pytest(self, tests: str) -> tuple[int, str, str]:
+    async def _pytest(self, mutation: Mutation) -> tuple[int, str, str]:
         """Its exit code, what it printed, and its errors."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-B", "-m", "pytest", *PYTEST, tests),
+            *(sys.executable, "-B", "-m", "pytest", *PYTEST, mutation.tests),
             cwd=self.tree,
-            env=self.environment,
+            env=self.environment | {"FAIRGATE_MUTANT": mutation.path},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -91,7 +95,7 @@ class Worker:
         try:
             output, errors = await asyncio.wait_for(process.communicate(), LIMIT_S)
         except TimeoutError:
-            raise CouldNotRun(f"{tests} did not end within {LIMIT_S} s") from None
+            raise CouldNotRun(f"{mutation.tests} did not end within {LIMIT_S} s") from None
         finally:
             await _end(process)
         assert process.returncode is not None

@@ -9,15 +9,18 @@ result read too early show. Without, it runs at once: a result buffer that two s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
 from torch.utils import backend_registration
 
+from kernels.machine import KernelMachine
+from tests.support.stand_in_graphs import Graph
 from tests.support.stand_in_operators import each_tensor, fill, garbage_like, spoil, way_of, written_by
 from tests.support.stand_in_streams import Event, Stream, active, current, where
 
@@ -26,6 +29,8 @@ HAS_STAND_IN = hasattr(backend_registration, SETUP)
 needs_stand_in = pytest.mark.skipif(not HAS_STAND_IN, reason=f"no stand-in device: torch lacks {SETUP}")
 DEVICE = torch.device("privateuseone", 0)
 """Called "standin:0" once a `StandIn` was entered."""
+CARD = KernelMachine("cuda", (9, 0), "the stand-in")
+"""What it passes for where an attention kernel is chosen; the operators' twins compute."""
 Named = dict[str, Any]
 aten = torch.ops.aten
 
@@ -62,6 +67,8 @@ class StandIn:
         self.host_ms = 0.0
         """The host's virtual time; a test may add what the host takes."""
         self.current_stream = Stream()
+        self.graph: Graph | None = None
+        """Where launches go while it is captured."""
         self._failures: list[Exception | None] = []
         self._loses, self._lost = False, None
         self._unread: list[torch.Tensor] = []
@@ -73,7 +80,7 @@ class StandIn:
         self.launches, self.waits, self.event_waits = Counter[str](), Counter[str](), Counter[str]()
         self.copies_to_device, self.bytes_to_device = Counter[str](), Counter[str]()
         self.copies_to_host, self.bytes_to_host = Counter[str](), Counter[str]()
-        self.views = 0
+        self.views, self.allocations = 0, Counter[str]()
 
     def __enter__(self) -> StandIn:
         _backend()
@@ -120,21 +127,22 @@ class StandIn:
     def launch(self, func: Any, args: Any, kwargs: Named) -> Any:
         values = self._memory_of(func, args)
         named = dict(zip(kwargs, self._memory_of(func, kwargs.values()), strict=True))
-        work = partial(func, *values, **named)
-        self.launches[f"{where()} {func._opname}"] += 1
+        work, queue = partial(func, *values, **named), self.graph or self.current_stream
+        if self.graph is None:
+            self.launches[f"{where()} {func._opname}"] += 1
         error = self._failures.pop(0) if self._failures else None
         if isinstance(error, torch.OutOfMemoryError):
             raise error
         if error is not None:
             self.current_stream.put(partial(self._fail, error))
         written = written_by(func)
-        if written is None and self.late:
+        if written is None and (self.late or self.graph):
             results = garbage_like(func, values, named)
-            self.current_stream.put(lambda: fill(results, work()), self.launch_ms)
-            return each_tensor(results, StandInTensor)
-        computed = self.current_stream.put(work, self.launch_ms)
+            queue.put(lambda: fill(results, work()), self.launch_ms)
+            return self._allocated(results)
+        computed = queue.put(work, self.launch_ms)
         if written is None:
-            return each_tensor(computed, StandInTensor)
+            return self._allocated(computed)
         found = [args[place] if place < len(args) else kwargs[name] for place, name in written]
         return found[0] if len(found) == 1 else found or None
 
@@ -145,7 +153,15 @@ class StandIn:
             return each_tensor(part, StandInTensor)
 
     def allocate(self, func: Any, args: Any, kwargs: Named) -> Any:
-        return StandInTensor(spoil(func(*self._memory_of(func, args), **kwargs | {"device": "cpu"})))
+        return self._allocated(spoil(func(*self._memory_of(func, args), **kwargs | {"device": "cpu"})))
+
+    def _allocated(self, results: Any) -> Any:
+        """Tensors of new memory, which is the graph's while one is captured."""
+        if self.graph is not None:
+            self.graph.own(results)
+        else:
+            self.allocations[where()] += 1
+        return each_tensor(results, StandInTensor)
 
     def wait(self, func: Any, args: Any, kwargs: Named) -> Any:
         """What the host has to know before it goes on: a number, or how large a result is."""
@@ -159,6 +175,8 @@ class StandIn:
         place = "device" if isinstance(target, StandInTensor) else "host"
         if place == "device" and isinstance(source, StandInTensor):
             return self.launch(func, args, kwargs)
+        if self.graph is not None:
+            raise RuntimeError(f"{where()} copy to the {place}: not while a graph is captured")
         getattr(self, f"copies_to_{place}")[where()] += 1
         getattr(self, f"bytes_to_{place}")[where()] += source.numel() * source.element_size()
         if place == "device":
@@ -218,6 +236,8 @@ class StandIn:
         return memory
 
     def _wait_here(self, what: str) -> None:
+        if self.graph is not None:
+            raise RuntimeError(f"{where()} {what}: not while a graph is captured")
         self.waits[f"{where()} {what}"] += 1
         self.current_stream.finish()
 
@@ -261,10 +281,34 @@ class StandInQueues:
     event = Event
 
     def __init__(self) -> None:
-        self._copies = Stream()
+        self._copies, self._graphs = Stream(), WeakSet[Graph]()
 
     def copying(self) -> AbstractContextManager[None]:
         return current().stream(self._copies)
+
+    def capture(self, run: Callable[[], object]) -> Callable[[], object]:
+        run()
+        graph = current().graph = Graph()
+        try:
+            run()
+        finally:
+            current().graph = None
+        self._graphs.add(graph)
+
+        def replay() -> None:
+            current().launches[f"{where()} graph replay"] += 1
+            current().current_stream.put(partial(self._run, graph), current().launch_ms)
+
+        return replay
+
+    def _run(self, graph: Graph) -> None:
+        for each in self._graphs:  # they share their memory
+            each.spoil()
+        graph.run()
+
+    def memory_bytes(self) -> int:
+        """Of graphs alone."""
+        return sum(graph.num_bytes for graph in self._graphs)
 
     def wait_for(self, event: Event) -> None:
         current().current_stream.wait_event(event)

@@ -1,4 +1,4 @@
-"""Choice of the forward pass and the attention kernel for a model on this machine.
+"""Choice of the forward pass for a model on a CPU.
 
 From the fastest on: the compiled pass, transformers' pass over packed weights, transformers' pass as it is.
 The first one that gives the plain model's logits serves; the refused ones are undone and their reasons kept.
@@ -6,8 +6,6 @@ The first one that gives the plain model's logits serves; the refused ones are u
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,39 +13,16 @@ import torch
 from engine.model.attention import AttentionOptions, LayerShape
 from engine.model.cpu.compiled import CompiledForward
 from engine.model.cpu.packed_linear import PackedModules, PackedVerdict
-from engine.model.forward import Forward, PlainForward
+from engine.model.forward import Check, ForwardChoice, PlainForward
 from engine.model.path_report import PathReport, Unsupported
 from engine.model.sampler import SAMPLING_REPORT, warm_up
 from kernels.cpu import jit
-from kernels.dispatch import NUMBA, AttentionKernel, pick_attention, why_not_numba
+from kernels.dispatch import NUMBA, AttentionKernel
 
-FALLBACK_ATTENTION = "torch-sdpa"
 MAX_SLOWDOWN = 1.5
 """Of the compiled pass in the check: it does less work, so only a badly slow machine refuses it."""
-COMPILED_ATTENTION, COMPILED_FORWARD = "compiled attention", "compiled forward pass"
+COMPILED_FORWARD = "compiled forward pass"
 PACKED_WEIGHTS = "packed weights"
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """Result of a forward pass in the check against the plain model."""
-
-    problem: str | None
-    """None: its logits equal the plain model's."""
-    seconds: float
-    """Duration of the check's steps, compilation excluded."""
-
-
-Check = Callable[[Forward], Checked]
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardChoice:
-    """The forward pass that serves, with a report for each path that was considered."""
-
-    forward: Forward
-    kernel: AttentionKernel
-    reports: tuple[PathReport, ...]
 
 
 def choose_forward(
@@ -55,43 +30,29 @@ def choose_forward(
     shapes: dict[int, LayerShape],
     options: dict[int, AttentionOptions],
     check: Check,
+    kernel: AttentionKernel,
     *,
-    attention: str | None,
     fast_paths: bool,
 ) -> ForwardChoice:
-    """`attention` names a kernel; None chooses one. Without `fast_paths` transformers' pass runs as it is.
-    Raises `Unsupported` if even the plain pass fails the check; `ValueError` for an unknown kernel."""
-    device, dtype = model.device, model.dtype
-    kernel = pick_attention(device, dtype, name=attention)
+    """Without `fast_paths` transformers' pass runs as it is. Raises `Unsupported` if even that fails the
+    check."""
     reports: list[PathReport] = []
-    unfit = why_not_numba(device, dtype)
     if kernel.name == NUMBA:
-        reports.append(PathReport(COMPILED_ATTENTION, True, f"{kernel.reason}; {jit.describe()}"))
         warm_up()
         reports.append(SAMPLING_REPORT)
-    else:
-        reports.append(
-            PathReport(COMPILED_ATTENTION, False, unfit or f"attention {kernel.name} was asked for")
-        )
     plain = PlainForward(model, kernel)
-    if device.type == "cpu" and fast_paths:
+    if fast_paths:
         compiled = _compiled(model, shapes, options, check, plain, kernel, reports)
         if compiled is not None:
-            return ForwardChoice(compiled, kernel, tuple(reports))
+            return ForwardChoice(compiled, tuple(reports))
         if _packed(model, check, plain, reports):
-            return ForwardChoice(plain, kernel, tuple(reports))
+            return ForwardChoice(plain, tuple(reports))
     else:
-        why = "switched off" if device.type == "cpu" else f"it is for CPUs, not for {device.type}"
-        reports += [PathReport(name, False, why) for name in (COMPILED_FORWARD, PACKED_WEIGHTS)]
-    checked = check(plain)
-    if checked.problem is not None and attention is None and kernel.name != FALLBACK_ATTENTION:
-        reports[0] = PathReport(COMPILED_ATTENTION, False, checked.problem)
-        kernel = pick_attention(device, dtype, name=FALLBACK_ATTENTION)
-        plain = PlainForward(model, kernel)
-        checked = check(plain)
-    if checked.problem is not None:
-        raise Unsupported(checked.problem)
-    return ForwardChoice(plain, kernel, tuple(reports))
+        reports += [PathReport(name, False, "switched off") for name in (COMPILED_FORWARD, PACKED_WEIGHTS)]
+    problem = check(plain).problem
+    if problem is not None:
+        raise Unsupported(problem)
+    return ForwardChoice(plain, tuple(reports))
 
 
 def _compiled(
@@ -161,4 +122,5 @@ def _packed_report(verdicts: list[PackedVerdict], products: int, skipped: list[s
 
 def cpu_threads() -> PathReport:
     """Report of the number of threads: one for each core that the process was given."""
-    return PathReport("threads", True, f"{torch.get_num_threads()} for products and compiled passes alike")
+    threads = torch.get_num_threads()
+    return PathReport("threads", True, f"{threads} for products and compiled passes alike; {jit.describe()}")

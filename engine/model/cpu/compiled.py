@@ -1,9 +1,9 @@
 """A Llama-like decoder as one compiled call per step.
 
-For the plain pre-norm decoders (`FAMILY`): merged query/key/value and gate/up products over weights laid out
-in panels (`kernels.cpu.products`), float32 activations in kept buffers, and in the last layer only the rows
-whose logits are wanted (`kernels.cpu.decoder`). transformers' forward pass is its twin: a model is run this
-way only if it gives the twin's logits at load.
+For the plain pre-norm decoders (`engine.model.family`): merged query/key/value and gate/up products over
+weights laid out in panels (`kernels.cpu.products`), float32 activations in kept buffers, and in the last
+layer only the rows whose logits are wanted (`kernels.cpu.decoder`). transformers' forward pass is its twin:
+a model is run this way only if it gives the twin's logits at load.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ from engine.model.cpu.packed_linear import (
     PackedLinear,
     fastest_s,
 )
+from engine.model.family import merged, merged_bias, refuse_unsupported, rotary_angles
 from engine.model.path_report import Unsupported
 from kernels.batch import PackedBatch, array_of
 from kernels.cpu.jit import use_threads
 
-FAMILY = ("llama", "mistral", "qwen2", "qwen3")
-STEADY_ROPE = ("default", "linear", "llama3", "yarn")
-"""Rotary positions whose angles depend on the position alone."""
 FIRST_POSITIONS = 1024
 """Positions whose angles are computed at first; the table doubles as contexts grow."""
 FIRST_BUFFER_ROWS = 64
@@ -163,18 +161,14 @@ class Angles:
         return True
 
     def _compute(self, positions: int) -> None:
-        with torch.inference_mode():
-            cosines, sines = self._rotary(torch.zeros(1), torch.arange(positions)[None])
-        half = cosines.shape[-1] // 2
-        if not (torch.equal(cosines[..., :half], cosines[..., half:]) and cosines.dtype == torch.float32):
-            raise Unsupported("its rotary positions are laid out in another way")
-        self.cosines, self.sines = (
-            np.ascontiguousarray(part[0, :, :half].numpy()) for part in (cosines, sines)
-        )
+        cosines, sines = rotary_angles(self._rotary, positions, torch.device("cpu"))
+        self.cosines, self.sines = cosines.numpy(), sines.numpy()
 
 
 class CompiledForward:
     """Implements `engine.model.forward.Forward` for `FAMILY`, in float32 and bfloat16 on a CPU."""
+
+    name, tile_tokens, captures = "compiled", 0, False
 
     def __init__(
         self, model: Any, shapes: dict[int, LayerShape], options: dict[int, AttentionOptions]
@@ -240,12 +234,16 @@ class CompiledForward:
         for product in self.products:
             product.restore()
 
+    def reserve(self, tokens: int) -> None:
+        pass
+
     def __call__(
         self,
         batch: PackedBatch,
         token_ids: torch.Tensor,
         rows: torch.Tensor | None,
         caches: dict[int, LayerCache],
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         wanted = np.arange(batch.num_tokens) if rows is None else rows.numpy()
         logits = np.empty((len(wanted), self._head.width), dtype=np.float32)
@@ -299,42 +297,3 @@ def _stacked(norms: list[Any]) -> Array:
 
 def _epsilons(norms: list[Any]) -> Array:
     return np.array([0.0 if norm is None else norm.variance_epsilon for norm in norms], dtype=np.float32)
-
-
-def refuse_unsupported(
-    model: Any, shapes: dict[int, LayerShape], options: dict[int, AttentionOptions]
-) -> None:
-    """Raises `Unsupported` for a model whose arithmetic differs from `CompiledForward`'s."""
-    config = model.config
-    if config.model_type not in FAMILY:
-        raise Unsupported(f"{config.model_type} is not one of {', '.join(FAMILY)}")
-    if config.hidden_act != "silu":
-        raise Unsupported(f"its activation is {config.hidden_act}")
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope not in STEADY_ROPE:
-        raise Unsupported(f"its rotary positions ({rope}) depend on more than the position")
-    if sorted(shapes) != list(range(len(model.model.layers))):
-        raise Unsupported("not every layer attends")
-    if len({(shape.kv_heads, shape.key_dim, shape.value_dim) for shape in shapes.values()}) > 1:
-        raise Unsupported("its layers differ in shape")
-    if shapes[0].key_dim % 2:
-        raise Unsupported("its heads have an odd width")
-    if any(option.softcap is not None or option.sinks is not None for option in options.values()):
-        raise Unsupported("its attention caps scores or has sinks")
-
-
-def merged(modules: list[torch.nn.Linear]) -> torch.Tensor:
-    """The weights of layers that share their input, one below the other."""
-    weights = [module.weight.data for module in modules]
-    return weights[0] if len(weights) == 1 else torch.cat(weights)
-
-
-def merged_bias(modules: list[torch.nn.Linear]) -> torch.Tensor | None:
-    """Their biases, zero where a layer has none; None where no layer has one."""
-    if all(module.bias is None for module in modules):
-        return None
-    parts = [
-        module.weight.new_zeros(module.out_features) if module.bias is None else module.bias.data
-        for module in modules
-    ]
-    return torch.cat(parts)

@@ -1,7 +1,7 @@
 """Predicts which fast paths an engine takes on this machine with this model.
 
-No weights are loaded: the products are probed on random ones of the sizes in the model's config, the kernels
-on a small random step. What a loaded engine really uses is in its log.
+No weights are loaded: the products are probed on random ones of the sizes in the model's config.
+What a loaded engine really uses is in its log.
 """
 
 from __future__ import annotations
@@ -11,41 +11,30 @@ from pathlib import Path
 
 import torch
 
-from engine.model.cpu.choose import COMPILED_ATTENTION, COMPILED_FORWARD, PACKED_WEIGHTS, cpu_threads
-from engine.model.cpu.compiled import FAMILY, probe_panels
+from engine.model.cpu.choose import COMPILED_FORWARD, PACKED_WEIGHTS, cpu_threads
+from engine.model.cpu.compiled import probe_panels
 from engine.model.cpu.packed_linear import probe_packed
-from engine.model.path_report import PathReport, Unsupported
-from kernels import reference
-from kernels.batch import pack
+from engine.model.family import FAMILY
+from engine.model.path_report import PathReport, Unsupported, attention_reports
 from kernels.cpu import jit
-from kernels.dispatch import KERNELS, NUMBA, why_not_numba
-
-CPU = torch.device("cpu")
-MAX_DIFFERENCE = 1e-5
+from kernels.machine import AttentionNeeds, LayerNeeds
+from kernels.trial import choose_for
 
 
-def probe_machine(model_dir: Path) -> list[PathReport]:
-    """One report for each fast path, for float32 on this CPU. Never raises for what a machine lacks."""
-    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
-    model_type = str(config.get("model_type"))
-    return [_attention(), _compiled_forward(model_type, config), *_products(config), cpu_threads()]
+def probe_machine(model_dir: Path, attention: str | None = None) -> list[PathReport]:
+    """One report for each fast path, for float32 on this CPU, with the attention kernel of this name. Never
+    raises for what a machine lacks."""
+    config: dict[str, object] = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    forward = _compiled_forward(str(config.get("model_type")), config)
+    return [*_attention(attention), forward, *_products(config), cpu_threads()]
 
 
-def _attention() -> PathReport:
-    unfit = why_not_numba(CPU, torch.float32)
-    if unfit is not None:
-        return PathReport(COMPILED_ATTENTION, False, unfit)
-    generator = torch.Generator().manual_seed(0)
-    query, keys, values = (
-        torch.randn(*shape, generator=generator) for shape in ((6, 4, 32), (4, 16, 2, 32), (4, 16, 2, 32))
-    )
-    batch = pack([1, 5], [40, 9], [[3, 1, 0], [2]], block_tokens=16, device=CPU)
-    got = KERNELS[NUMBA][0](query, keys, values, batch, scale=0.2)
-    expected = reference.paged_attention(query, keys, values, batch, scale=0.2)
-    difference = float((got - expected).abs().max())
-    if difference > MAX_DIFFERENCE:
-        return PathReport(COMPILED_ATTENTION, False, f"it differs from the reference by {difference:.1e}")
-    return PathReport(COMPILED_ATTENTION, True, f"equal to the reference; {jit.describe()}")
+def _attention(name: str | None) -> tuple[PathReport, ...]:
+    needs = AttentionNeeds(torch.float32, 16, (LayerNeeds(4, 2, 32, 32),))
+    try:
+        return attention_reports(choose_for(needs, torch.device("cpu"), name=name))
+    except ValueError as error:
+        return (PathReport(f"attention {name}", False, str(error)),)
 
 
 def _compiled_forward(model_type: str, config: dict[str, object]) -> PathReport:

@@ -22,7 +22,8 @@ from safetensors.torch import load, save_file
 from engine.core.model_runner import RowStart, Sampled, StepWork
 from engine.forecast.length.probe import RANGES
 from engine.model.attention import LayerCache
-from engine.model.rows import DeviceRows, StagedStep, on_host
+from engine.model.rows import DeviceRows
+from engine.model.staging import StagedStep, on_host
 
 log = logging.getLogger(__name__)
 

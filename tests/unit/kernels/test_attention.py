@@ -14,12 +14,13 @@ import torch
 from kernels import reference, torch_sdpa
 from kernels.batch import PackedBatch, pack
 from kernels.cpu import attention as numba_attention
-from kernels.dispatch import KERNELS, NUMBA, Attend, pick_attention
+from kernels.dispatch import FLASH_ATTN, KERNELS, NUMBA, Attend
 from kernels.torch_sdpa import sort_key
 
 CPU = torch.device("cpu")
 REPOSITORY = Path(__file__).parents[3]
 NAN = float("nan")
+TRIED = [name for name in KERNELS if name != FLASH_ATTN]
 
 
 @dataclass
@@ -145,8 +146,8 @@ def test_every_kernel_is_the_formula_on_odd_shapes(
     sinks = torch.linspace(-1, 1, heads) if options.get("sinks") else None
     window, softcap = options.get("window"), options.get("softcap")
     expected = by_the_book(case, scale=0.4, window=window, softcap=softcap, sinks=sinks)
-    for name, (attend, _) in KERNELS.items():
-        got = attend(
+    for name in TRIED:
+        got = KERNELS[name].attend(
             case.query, case.key_cache, case.value_cache, case.batch, scale=0.4, sliding_window=window,
             softcap=softcap, sinks=sinks,
         )  # fmt: skip
@@ -192,10 +193,10 @@ def test_half_precision_is_close_to_float32() -> None:
     exact = reference.paged_attention(case.query, case.key_cache, case.value_cache, case.batch, scale=0.4)
     for dtype, tolerance in ((torch.bfloat16, 3e-2), (torch.float16, 4e-3)):
         halves = (case.query.to(dtype), case.key_cache.to(dtype), case.value_cache.to(dtype))
-        for name, (attend, _) in KERNELS.items():
+        for name in TRIED:
             if name == NUMBA and dtype == torch.float16:
                 continue
-            got = attend(*halves, case.batch, scale=0.4)
+            got = KERNELS[name].attend(*halves, case.batch, scale=0.4)
             assert got.dtype == dtype
             torch.testing.assert_close(got.float(), exact, atol=tolerance, rtol=tolerance)
 
@@ -228,39 +229,20 @@ def test_a_batch_that_cannot_be_is_refused(
         pack(*lens, tables, block_tokens=4, device=CPU)
 
 
-def test_the_pick_has_a_name_and_a_reason_and_can_be_overridden() -> None:
-    picked = pick_attention(CPU, torch.float32)
-    assert picked.name == "numba"
-    assert "float32" in picked.reason
-    forced = pick_attention(CPU, torch.float32, name="reference")
-    assert (forced.name, forced.reason) == ("reference", "chosen by name")
-    assert forced.attend is reference.paged_attention
-    with pytest.raises(ValueError, match="'flash' is not known; known are numba, torch-sdpa, reference"):
-        pick_attention(CPU, torch.float32, name="flash")
-
-
-def test_where_the_compiled_kernel_cannot_run_torchs_does() -> None:
-    picked = pick_attention(CPU, torch.float16)
-    assert (picked.name, picked.attend) == ("torch-sdpa", torch_sdpa.paged_attention)
-    with pytest.raises(ValueError, match="'numba' cannot run: it computes float32 and bfloat16, not float16"):
-        pick_attention(CPU, torch.float16, name="numba")
-    assert pick_attention(torch.device("cuda"), torch.bfloat16).name == "torch-sdpa"
-    with pytest.raises(ValueError, match="not on cuda"):
-        pick_attention(torch.device("cuda"), torch.bfloat16, name="numba")
-
-
 def test_without_numba_torchs_kernel_serves_and_says_why() -> None:
     script = (
         "import sys; sys.modules['numba'] = None\n"
         "import torch\n"
-        "from kernels.dispatch import KERNELS, pick_attention\n"
-        "picked = pick_attention(torch.device('cpu'), torch.float32)\n"
-        "assert picked.name == 'torch-sdpa', picked\n"
-        "assert list(KERNELS) == ['torch-sdpa', 'reference']\n"
+        "from kernels.machine import AttentionNeeds, LayerNeeds\n"
+        "from kernels.trial import choose_for\n"
+        "needs = AttentionNeeds(torch.float32, 16, (LayerNeeds(4, 2, 16, 16),))\n"
+        "choice = choose_for(needs, torch.device('cpu'))\n"
+        "assert choice.kernel.name == 'torch-sdpa', choice\n"
+        "assert 'numba' in dict(choice.passed_over), choice\n"
         "from engine.model.sampler import greedy_tokens\n"
         "assert greedy_tokens(torch.zeros(2, 3)) is None\n"
         "try:\n"
-        "    pick_attention(torch.device('cpu'), torch.float32, name='numba')\n"
+        "    choose_for(needs, torch.device('cpu'), name='numba')\n"
         "except ValueError as error:\n"
         "    print(error)\n"
     )

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from engine.model.loader import ModelRefused, Outline, load_model, load_runner, 
 from engine.model.runner import TorchRunner
 from engine.virtual.replica import VirtualTexts
 from kernels import reference
-from kernels.dispatch import KERNELS
+from kernels.dispatch import FLASH_ATTN, KERNELS, TRITON
+from kernels.machine import KernelMachine
 from tests.models.random_models import CONFIG_DIR, save_random_model
 
 REPOSITORY = Path(__file__).parents[4]
@@ -110,10 +112,11 @@ def test_unusual_attention_passes_the_self_check(name: str, dtype: str, tmp_path
     assert runner.info.dtype == dtype
 
 
-@pytest.mark.parametrize("kernel", list(KERNELS))
+@pytest.mark.parametrize("kernel", [name for name in KERNELS if name != FLASH_ATTN])
 def test_every_kernel_passes_the_self_check(kernel: str, tmp_path: Path) -> None:
     model_dir = save_random_model("mistral", tmp_path / "mistral")
-    runner = load_runner(model_dir, device="cpu", num_blocks=8, attention=kernel)
+    machine = KernelMachine("cuda", (9, 0)) if kernel == TRITON else None  # its twins are on every device
+    runner = load_runner(model_dir, device="cpu", num_blocks=8, attention=kernel, machine=machine)
     assert runner.info.attention.startswith(f"{kernel}: ")
 
 
@@ -201,12 +204,38 @@ def test_a_model_that_is_not_causal(tmp_path: Path) -> None:
 def test_a_kernel_that_forgets_the_window_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def forgetful(*arguments: Any, **options: Any) -> torch.Tensor:
-        return reference.paged_attention(*arguments, **{**options, "sliding_window": None})
+    attend = reference.paged_attention
 
-    monkeypatch.setitem(KERNELS, "forgetful", (forgetful, reference.write_kv))
+    def forgetful(*arguments: Any, **options: Any) -> torch.Tensor:
+        return attend(*arguments, **{**options, "sliding_window": None})
+
+    monkeypatch.setitem(KERNELS, "reference", replace(KERNELS["reference"], attend=forgetful))
     model_dir = save_random_model("mistral", tmp_path / "mistral")
-    assert "does not give the plain model's logits" in refusal(model_dir, attention="forgetful")
+    message = refusal(model_dir, attention="reference")
+    assert "attention kernel 'reference' cannot run: it differs from the reference by" in message
+    monkeypatch.setattr(reference, "paged_attention", forgetful)  # so that the trial sees no difference
+    assert "does not give the plain model's logits" in refusal(model_dir, attention="reference")
+
+
+@pytest.mark.parametrize("machine", [None, KernelMachine("cuda", (9, 0))])
+def test_a_kernel_that_is_wrong_in_the_model_alone_is_passed_over(
+    machine: KernelMachine | None, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is wrong in a cache of the size that the check of this model has."""
+
+    def broken(query: torch.Tensor, keys: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        right = reference.paged_attention(query, keys, *rest, **options)
+        return right + 0.1 if keys.shape[0] == 2 * 11 else right
+
+    for name in ("numba", "triton"):
+        monkeypatch.setitem(KERNELS, name, replace(KERNELS[name], attend=broken))
+    wrong = "numba" if machine is None else "triton"
+    options: dict[str, Any] = {"block_tokens": 4, "fast_paths": False, "machine": machine}
+    runner = load_runner(llama, device="cpu", num_blocks=8, **options)
+    assert runner.info.attention.startswith("torch-sdpa: the fastest kernel")
+    [report] = [each for each in runner.path_reports if each.name == f"attention {wrong}"]
+    assert str(report).startswith(f"attention {wrong}: not used, batched and paged it does not give the")
+    assert "batched and paged it does not give" in refusal(llama, attention=wrong, **options)
 
 
 @pytest.fixture(scope="module")
@@ -228,13 +257,16 @@ def test_a_correct_model_that_rounding_moves_far_is_served(deep: Path, dtype: st
 def test_a_wrong_attention_is_refused_in_half_precision_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deep: Path, layers: int, wrong: str
 ) -> None:
+    attend = reference.paged_attention
+
     def broken(*arguments: Any, **options: Any) -> torch.Tensor:
         changed = {"sliding_window": None} if wrong == "window" else {"scale": 1.08 * options["scale"]}
-        return reference.paged_attention(*arguments, **{**options, **changed})
+        return attend(*arguments, **{**options, **changed})
 
-    monkeypatch.setitem(KERNELS, "broken", (broken, reference.write_kv))
+    monkeypatch.setitem(KERNELS, "reference", replace(KERNELS["reference"], attend=broken))
+    monkeypatch.setattr(reference, "paged_attention", broken)  # so that the trial sees no difference
     model_dir = deep if layers == 16 else save_random_model("mistral", tmp_path / "mistral")
-    message = refusal(model_dir, dtype="bfloat16", attention="broken")
+    message = refusal(model_dir, dtype="bfloat16", attention="reference")
     assert "does not give the plain model's logits (relative difference" in message
 
 

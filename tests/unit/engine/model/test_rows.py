@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -12,13 +13,17 @@ import numpy as np
 import pytest
 import torch
 
+import engine.model.rows
 from engine.core.model_runner import RowStart, StepWork
 from engine.messages import SamplingParams
-from engine.model.rows import FIRST_BIASES, DeviceRows, StagedStep
+from engine.model.rows import FIRST_BIASES, DeviceRows
 from engine.model.sampler import RowSampling, Wants, is_penalized
+from engine.model.staging import GraphShape, StagedStep
+from kernels.batch import tiles_of
 from tests.support.stand_in_device import DEVICE, StandIn, needs_stand_in
 
 ROWS, VOCABULARY, BLOCKS, BLOCK_TOKENS, CONTEXT = 4, 40, 30, 4, 60
+TILE_TOKENS = 3
 CPU = torch.device("cpu")
 MANY_BIASES = {token_id: token_id / 7 for token_id in range(FIRST_BIASES + 5)}
 SAMPLINGS = (
@@ -46,7 +51,7 @@ class Known:
     is_chained: bool = False
 
 
-def rows_on(device: torch.device) -> DeviceRows:
+def rows_on(device: torch.device, tile_tokens: int = 0) -> DeviceRows:
     return DeviceRows(
         ROWS,
         vocabulary=VOCABULARY,
@@ -54,6 +59,7 @@ def rows_on(device: torch.device) -> DeviceRows:
         block_tokens=BLOCK_TOKENS,
         context_tokens=CONTEXT,
         device=device,
+        tile_tokens=tile_tokens,
     )
 
 
@@ -225,3 +231,79 @@ def test_a_step_reads_what_its_sequences_histories_say(device: torch.device, see
                     sequence.token_ids.append(token_id)
             returned += sum(len(start.token_ids) > start.num_prompt_tokens for start in work.starts)
     assert returned > 3 < refused
+
+
+@needs_stand_in
+def test_memory_that_runs_out_while_a_row_starts_leaves_nothing_to_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At each launch of the step once: room for biases and for counts is made in it."""
+    monkeypatch.setattr(engine.model.rows, "DEVICE_BIASES", 4)
+    sampling = SamplingParams(frequency_penalty=0.5, logit_bias=MANY_BIASES)
+    with StandIn(late=True) as device, torch.inference_mode():
+        for failures in itertools.count():
+            rows, known = rows_on(DEVICE), Known([1, 2, 3, 2], 3, sampling, 7)
+            work = work_of({1: known}, random.Random(1))
+            device.fail_next(torch.OutOfMemoryError("full"), after=failures)
+            try:
+                rows.stage(work)
+                break
+            except torch.OutOfMemoryError:
+                staged = rows.stage(work)
+            check_layout(rows, staged, work, [known])
+            check_sampling(rows.sampling_of(staged), staged.wants, [known])
+    assert failures > 20
+
+
+def padded_shape(work: StepWork, generator: random.Random) -> GraphShape:
+    """Room for the step, or for more; of block tables sometimes for no change."""
+    tokens, changes = sum(work.num_tokens) + generator.randrange(4), generator.choice((0, 40))
+    if all(work.samples) and tokens == len(work):
+        return GraphShape(tokens, tokens, tokens, changes)
+    return GraphShape(tokens, ROWS + 1, ROWS, changes, tiles=tokens // TILE_TOKENS + ROWS, is_mixed=True)
+
+
+@needs_stand_in
+@pytest.mark.parametrize("seed", range(3))
+def test_a_padded_step_is_the_plain_one_and_padding(seed: int) -> None:
+    generator, overflows, padding = random.Random(seed), 0, 0
+    with StandIn(late=True), torch.inference_mode():
+        plain, rows = rows_on(DEVICE, TILE_TOKENS), rows_on(DEVICE, TILE_TOKENS)
+        rows.reserve([GraphShape(200, ROWS + 1, ROWS, 40, 200, is_mixed=True)])
+        for work, chosen in histories(generator, 60):
+            shape = padded_shape(work, generator)
+            expected, sampling = plain.stage(work), rows.stage_padded(work, shape)
+            step, tokens, count = rows.padded_step(shape), sum(work.num_tokens), len(sampling)
+            assert sampling == expected.sampling
+            for name in ("token_contexts", "token_tables", "slots"):
+                same = numbers(getattr(step.batch, name))[:tokens] == numbers(getattr(expected.batch, name))
+                assert same.all(), name
+            assert (numbers(step.token_ids)[:tokens] == numbers(expected.token_ids)).all()
+            assert (numbers(step.batch.token_contexts)[tokens:] == 0).all()
+            assert (numbers(step.batch.slots)[tokens:] == -1).all()
+            assert set(numbers(step.token_ids)) <= set(range(VOCABULARY))
+            assert numbers(step.rows)[:count].tolist() == numbers(expected.rows).tolist()
+            assert numbers(step.contexts)[:count].tolist() == numbers(expected.contexts).tolist()
+            assert (numbers(step.rows)[count:] == ROWS).all()
+            assert not numbers(step.contexts)[count:].any()
+            if step.last is not None and expected.last is not None:
+                assert numbers(step.last)[:count].tolist() == numbers(expected.last).tolist()
+                assert numbers(step.last).max(initial=0) < shape.tokens
+            if step.batch.tiles is not None and expected.batch.tiles is not None:
+                tiles, wanted = numbers(step.batch.tiles), numbers(expected.batch.tiles)
+                assert tiles[: len(wanted)].tolist() == wanted.tolist()
+                assert not tiles[len(wanted) :].any()
+            assert numbers(rows.tables).tolist() == numbers(plain.tables).tolist()
+            for each in (rows, plain):
+                token_ids = torch.zeros(len(work), dtype=torch.int64)[:count].to(DEVICE)
+                each.chosen(replace(expected, sampling=[]), token_ids)
+            for sequence, samples in zip(chosen.values(), work.samples, strict=True):
+                sequence.token_ids += [0] * samples
+            overflows += len(work.blocks) > shape.changes
+            padding += shape.tokens > tokens
+    assert overflows > 3 < padding
+
+
+def test_tiles_cut_sequences_and_begin_with_the_longest_contexts() -> None:
+    tiles = np.reshape(tiles_of([1, 7, 3], [40, 10, 3], 3), (-1, 2)).tolist()
+    assert tiles == [[0, 1], [7, 1], [4, 3], [1, 3], [8, 3]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, replace
 
@@ -20,18 +21,19 @@ from transformers.generation.logits_process import (
 
 from engine.messages import SamplingParams
 from engine.model.sampler import (
+    GRAPH_WANTS,
     RowSampling,
     Wants,
     adjusted,
     choose,
-    draw,
+    covering,
     greedy_tokens,
-    kept,
-    noise,
     read,
 )
+from kernels.sampling import draw, kept, noise
 from tests.support import plain_sampler
 from tests.support.sampling_rows import inputs_of, last_token_of, sample
+from tests.support.stand_in_device import DEVICE, StandIn, needs_stand_in
 from tests.support.step_work import SequenceSlice
 
 VOCABULARY = 50
@@ -73,7 +75,7 @@ def compiled(logits: torch.Tensor, columns: RowSampling, wants: Wants) -> torch.
 
 
 def by_torch(logits: torch.Tensor, columns: RowSampling, wants: Wants) -> torch.Tensor:
-    return draw(adjusted(logits, columns, wants), columns, wants)
+    return draw(adjusted(logits, columns, wants), columns)
 
 
 def chosen(logits: torch.Tensor, rows: list[SequenceSlice], way: Way = compiled) -> list[int]:
@@ -147,9 +149,9 @@ def test_the_cuts_are_transformers_warpers(name: str) -> None:
     for values, mine in zip(expected, logits, strict=True):
         probabilities = plain_sampler.probabilities(mine.double().numpy(), params)
         np.testing.assert_allclose(probabilities, values.double().softmax(-1).numpy(), atol=1e-6)
-    columns, wants = inputs_of([row(params)] * 6, logits)
+    columns, _ = inputs_of([row(params)] * 6, logits)
     distances = (logits - logits.amax(-1, keepdim=True)) / params.temperature
-    assert torch.equal(kept(logits, distances, columns, wants).expand_as(logits), expected.isfinite())
+    assert torch.equal(kept(logits, distances, columns).expand_as(logits), expected.isfinite())
 
 
 @WAYS
@@ -224,23 +226,21 @@ def test_what_a_step_wants_launches_more_and_changes_no_token(way: Way) -> None:
     expected = way(logits, columns, wants)
     columns.output_counts = torch.ones(8, VOCABULARY, dtype=torch.int32)
     columns.in_prompt = torch.ones(8, VOCABULARY, dtype=torch.bool)
-    assert torch.equal(way(logits, columns, Wants(True, True, True, True, True, True, 3)), expected)
+    assert torch.equal(way(logits, columns, Wants(True, True, True, 3)), expected)
 
 
 def test_a_step_wants_what_any_of_its_rows_does() -> None:
     assert Wants.of([SamplingParams(temperature=0.0, top_k=3, top_p=0.5, min_p=0.1)]) == Wants()
     mixed = [SamplingParams(top_k=3, logprobs=2), SamplingParams(top_p=0.5, presence_penalty=1.0, logprobs=4)]
-    assert Wants.of(mixed) == Wants(penalties=True, draws=True, top_k=True, top_p=True, logprobs=4)
-    assert Wants.of([SamplingParams(min_p=0.1, logit_bias={1: 1.0})]) == Wants(
-        bias=True, draws=True, min_p=True
-    )
+    assert Wants.of(mixed) == Wants(penalties=True, draws=True, logprobs=4)
+    assert Wants.of([SamplingParams(min_p=0.1, logit_bias={1: 1.0})]) == Wants(bias=True, draws=True)
 
 
 def test_choosing_reads_nothing_back_and_changes_no_input() -> None:
     """Tensors on the device "meta" have no values: whatever reads one raises."""
     logits, rows = random_logits(6), random_rows(random.Random(1), 6)
     columns, _ = inputs_of(rows, logits)
-    everything = Wants(True, True, True, True, True, True, 3)
+    everything = Wants(True, True, True, 3)
     there = RowSampling(**{each.name: getattr(columns, each.name).to("meta") for each in fields(columns)})
     far = choose(logits.to("meta"), there, everything)
     with pytest.raises(RuntimeError):
@@ -256,6 +256,38 @@ def test_choosing_reads_nothing_back_and_changes_no_input() -> None:
         if each.name != "unsound":
             assert getattr(far, each.name).shape == getattr(near, each.name).shape
             assert getattr(far, each.name).dtype == getattr(near, each.name).dtype
+
+
+def test_a_captured_choice_covers_what_is_wanted() -> None:
+    draws, everything = GRAPH_WANTS
+    assert [covering(each) for each in (Wants(), Wants(draws=True))] == [draws, draws]
+    for wants in (Wants(bias=True), Wants(penalties=True), Wants(logprobs=0), Wants(True, True, True, 20)):
+        assert covering(wants) == everything
+    assert covering(beyond := Wants(draws=True, logprobs=21)) == beyond
+
+
+@needs_stand_in
+def test_on_a_device_no_token_depends_on_what_else_is_captured() -> None:
+    """One launch where rows only draw; the logits may be in half precision."""
+    rows, logits = random_rows(random.Random(2), 12), random_logits(12)
+    logits[3], logits[5, 7] = float("nan"), float("inf")
+    columns, wants = inputs_of(rows, logits)
+    reported = [one.sampling.logprobs for one in rows]
+    expected = read(choose(logits, columns, wants, fallback_token_id=4), reported)
+    with StandIn() as device:
+        there = RowSampling(**{each.name: getattr(columns, each.name).to(DEVICE) for each in fields(columns)})
+        for graph in (wants, covering(wants)):
+            found = choose(logits.to(DEVICE), there, graph, fallback_token_id=4)
+            assert read(found, reported) == expected
+            assert found.unsound is not None
+            assert found.unsound.tolist() == [place in (3, 5) for place in range(12)]
+        half, device.launches = logits.bfloat16(), Counter()
+        least = choose(half.to(DEVICE), there, covering(Wants()), fallback_token_id=4)
+        assert device.launches.total() == 1
+        assert (
+            least.token_ids.tolist()
+            == choose(half, columns, Wants(draws=True), fallback_token_id=4).token_ids.tolist()
+        )
 
 
 @WAYS

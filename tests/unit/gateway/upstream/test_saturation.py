@@ -72,7 +72,9 @@ def test_our_own_page_is_read() -> None:
     metrics.registry.register(
         LoadCollector(
             lambda: [house.flow],
-            lambda: [cast(Upstream, SimpleNamespace(replica_id="e", is_up=True, snapshot=snapshot))],
+            lambda: [
+                cast(Upstream, SimpleNamespace(replica_id="e", is_up=True, snapshot=snapshot, model=None))
+            ],
             pending=lambda: 0,
             overdue=lambda: 0,
             is_local=lambda: False,

@@ -31,6 +31,14 @@ def test_a_gateway_that_is_to_have_no_engine_is_not_examined_for_one(
     assert "engine.serve=no" in asyncio.run(detail(without))
 
 
+def test_an_attention_kernel_by_name_that_cannot_run_here_is_a_fault() -> None:
+    settings = Settings(engine=EngineSettings(device="cpu", attention="triton"))
+    finding = asyncio.run(doctor._speed(settings))
+    assert not finding.ok
+    assert finding.detail.startswith("attention triton: not used, attention kernel 'triton' cannot run:")
+    assert "another engine.attention" in finding.advice
+
+
 @pytest.mark.parametrize(
     ("theirs_s", "skew_s"), [(100.0, 0.0), (100.5, 0.0), (101.0, 0.0), (103.5, 2.5), (97.0, 3.0)]
 )
