@@ -11,6 +11,7 @@ COMMANDS = {
     "calibration": "fairness:calibration",
     "engine": "engine:engine",
     "scheduler": "engine:scheduler",
+    "gpu": "gpu:gpu",
     "fidelity": "forecast:fidelity",
     "control": "forecast:control",
     "contract": "gateway:contract",
@@ -31,6 +32,7 @@ def bench() -> None:
       fairgate bench calibration --bursts
       fairgate bench engine --model tiny --peers transformers,openvino
       fairgate bench scheduler
+      fairgate bench gpu --section decode
       fairgate bench fidelity --policy vtc,fcfs
       fairgate bench control --gateways 2 --busy 2
       fairgate bench control --trace dist_shift --trace day.csv.gz
