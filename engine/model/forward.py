@@ -29,7 +29,7 @@ class Forward(Protocol):
     """Whether nothing that it launches depends on what the host knows but the shapes: it can be captured."""
 
     def reserve(self, tokens: int) -> None:
-        """From now on steps of up to so many tokens use memory that never moves, for steps that are captured:
+        """From now on steps of up to `tokens` use memory that never moves, for steps that are captured:
         it makes room where that is its own matter."""
         ...
 

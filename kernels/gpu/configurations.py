@@ -23,7 +23,7 @@ class AttentionLaunch:
     stages: int
     """Of the loop over keys; the load of the block table counts as one."""
     goal: int = 0
-    """Decodes cut contexts into the power of two of parts that makes at most so many programs; 0: none."""
+    """Most programs of decodes: contexts are cut into the power of two of parts that keeps to it; 0: none."""
     least: int = 64
     """Tokens of a part; a multiple of `keys`."""
 
@@ -63,7 +63,7 @@ def power_of_two(number: int, least: int = 1) -> int:
 
 
 def decode_launch(programs: int, head_dim: int, dtype: torch.dtype) -> AttentionLaunch:
-    """For so many rows times key/value heads. Raises `KeyError` for a head dim above 256."""
+    """`programs`: rows times key/value heads. Raises `KeyError` for a head dim above 256."""
     choices = DECODES[dtype.itemsize, power_of_two(head_dim, 32)]
     return next(launch for most, launch in choices if programs <= most)
 

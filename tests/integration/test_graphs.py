@@ -34,7 +34,7 @@ pytestmark = needs_stand_in
 FILE = "tests/integration/test_graphs.py"
 ROWS, BLOCK_TOKENS, BLOCKS = 8, 4, 80
 ROW_BLOCKS = BLOCKS // ROWS - 1
-"""Of each row; the last blocks are no one's."""
+"""Of each row; the last blocks belong to none."""
 SIZES = (1, 2, 4, 8)
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 EVERYTHING = SamplingParams(

@@ -87,7 +87,7 @@ class LeanForward:
         self._kept = self._buffers(0)
 
     def reserve(self, tokens: int) -> None:
-        """Steps of up to so many tokens use buffers that never move, unless more are reserved."""
+        """Steps of up to `tokens` use buffers that never move, unless more are reserved."""
         if tokens > len(self._kept[0]):
             self._kept = self._buffers(tokens)
 

@@ -33,7 +33,7 @@ COMMON = {"vocab_size": 128256, "num_attention_heads": 32, "num_key_value_heads"
 TINY = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 1, "head_dim": 16, "vocab_size": 300,
         "num_attention_heads": 3, "num_key_value_heads": 1}  # fmt: skip
 HOST_S = {1: 0.1e-3, 32: 0.4e-3, 128: 1.5e-3}
-"""By sequences: how long the host works between two steps, about what the core takes for so many."""
+"""By sequences: how long the host works between two steps, about what the core takes for them."""
 MOST_TOKENS, MOST_SEQUENCES, CONTEXT, BLOCK, THEIR_BLOCK = 2048, 128, 1000, 64, 256
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 Load = list[tuple[list[int], int]]
