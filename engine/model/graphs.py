@@ -199,10 +199,7 @@ class StepGraphs:
 
     def _choice(self, staged: StagedStep) -> Chosen:
         """What is captured of a choice."""
-        logits, inputs = self._logits[: len(staged.rows)], self._rows.sampling_of(staged)
-        chosen = choose(logits, inputs, staged.wants, fallback_token_id=self._fallback_token_id)
-        self._rows.chosen(staged, chosen.token_ids)
-        return chosen
+        return self._rows.choose(staged, self._logits[: len(staged.rows)], self._fallback_token_id)
 
     def _first(self, step: StagedStep, count: int, wants: Wants) -> StagedStep:
         """The step, with the first of those that choose."""

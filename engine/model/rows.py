@@ -21,7 +21,7 @@ from torch import Tensor
 
 from engine.core.model_runner import RowStart, StepWork
 from engine.messages import SamplingParams
-from engine.model.sampler import RowSampling, Wants, is_penalized
+from engine.model.sampler import Chosen, RowSampling, Wants, choose, is_penalized
 from engine.model.staging import GraphShape, StagedStep, Staging
 from engine.sizes import DECODE_TOKENS, blocks_for
 from kernels.batch import fresh_entries, lay_out, tiles_of
@@ -239,6 +239,12 @@ class DeviceRows:
             output_counts=counts,
             in_prompt=in_prompt,
         )
+
+    def choose(self, step: StagedStep, logits: Tensor, fallback_token_id: int) -> Chosen:
+        """Chooses a step's tokens from its logits, and puts them into their rows."""
+        chosen = choose(logits, self.sampling_of(step), step.wants, fallback_token_id=fallback_token_id)
+        self.chosen(step, chosen.token_ids)
+        return chosen
 
     def chosen(self, step: StagedStep, token_ids: Tensor) -> None:
         """Puts the chosen tokens into their rows: the next step goes on with them."""

@@ -24,7 +24,7 @@ from engine.model.host_pool import HostPool, RoundTrip, untouched_zeros
 from engine.model.length_probe.probe import LaunchedReadings, LengthReadings, StateReader
 from engine.model.path_report import PathReport
 from engine.model.rows import DeviceRows
-from engine.model.sampler import Chosen, choose, read
+from engine.model.sampler import Chosen, read
 from engine.model.staging import StagedStep, on_host
 from kernels.batch import pack
 from kernels.torch_sdpa import sort_key
@@ -199,9 +199,7 @@ class TorchRunner:
         if captured is not None and self._graphs is not None:
             chosen = self._graphs.choose(captured, staged)
         if chosen is None:
-            inputs = self._rows.sampling_of(staged)
-            chosen = choose(logits, inputs, staged.wants, fallback_token_id=self._fallback_token_id)
-            self._rows.chosen(staged, chosen.token_ids)
+            chosen = self._rows.choose(staged, logits, self._fallback_token_id)
         count = len(staged.sampling)  # a captured choice has rows of padding beyond
         parts = {name: getattr(chosen, name) for name in Chosen.__slots__}
         return Chosen(**{name: on_host(part[:count]) for name, part in parts.items() if part is not None})

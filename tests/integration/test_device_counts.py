@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import engine.model.graphs
-import engine.model.runner
+import engine.model.rows
 from engine.core.core import EngineConfig, EngineCore
 from engine.messages import SamplingParams, Submit
 from engine.model.loader import load_runner
@@ -168,7 +168,7 @@ def test_a_question_to_the_device_is_found_with_its_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     owner, name, tensor_at = {
-        "forward pass": (runner, "_forward", 1), "choice": (engine.model.runner, "choose", 0)
+        "forward pass": (runner, "_forward", 1), "choice": (engine.model.rows, "choose", 0)
     }[part]  # fmt: skip
     plain = getattr(owner, name)
 
