@@ -7,7 +7,9 @@ import os
 REQUEST_ID_PREFIX = "req_"
 CHAT_ID_PREFIX = "chatcmpl-"
 TEXT_ID_PREFIX = "cmpl-"
-"""As OpenAI's; the rest is the request's own."""
+RESPONSE_ID_PREFIX = "resp_"
+MESSAGE_ID_PREFIX = "msg_"
+"""As OpenAI's and Anthropic's; the rest is the request's own."""
 RANDOM_BYTES = 10
 _DRAWN_AT_ONCE = 400
 """Drawn at once: asking the operating system for each id's bytes costs more than all else about it."""
@@ -36,12 +38,13 @@ def _random_bytes() -> bytes:
         return _drawn.pop()
 
 
-def completion_id(request_id: str, *, is_chat: bool) -> str:
-    return (CHAT_ID_PREFIX if is_chat else TEXT_ID_PREFIX) + request_id.removeprefix(REQUEST_ID_PREFIX)
+def shown_id(request_id: str, prefix: str) -> str:
+    """The id of its answer."""
+    return prefix + request_id.removeprefix(REQUEST_ID_PREFIX)
 
 
 def request_id_of(shown: str) -> str:
-    for prefix in (CHAT_ID_PREFIX, TEXT_ID_PREFIX):
+    for prefix in (CHAT_ID_PREFIX, TEXT_ID_PREFIX, RESPONSE_ID_PREFIX, MESSAGE_ID_PREFIX):
         if shown.startswith(prefix):
             return REQUEST_ID_PREFIX + shown.removeprefix(prefix)
     return shown

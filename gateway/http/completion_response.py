@@ -10,26 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 from litestar.types import Receive, Scope, Send
 
-from gateway.domain.account import Account
 from gateway.domain.call import Call
 from gateway.domain.outcomes import RequestOutcome
 from gateway.error_mapping import refusal_of
 from gateway.errors import ApiError
-from gateway.http import openai_responses
 from gateway.http.asgi import BoundedSend, EncodedHeaders, encode_headers, send_start
 from gateway.http.event_listener import EventListener
-from gateway.http.openai_responses import Choice, TextChunks
 from gateway.metrics.gen_ai import operation_of
 from gateway.quotes.offered import tiers_instead
 from gateway.requests import queue_progress
-from gateway.requests.run import Begun, Closed, Event, InLine, Run, SequenceEnded, SequenceOutput, Silence
+from gateway.requests.dialects.chat import COMPLETIONS
+from gateway.requests.dialects.dialect import Choice, Dialect, StreamWriter, encode
+from gateway.requests.run import Closed, Event, InLine, Run, SequenceEnded, SequenceOutput
 from gateway.response_headers import contract_headers, estimate_headers, limit_headers
-from gateway.upstream.base import RequestTask
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -46,13 +43,14 @@ STREAM_HEADERS = encode_headers(
 
 
 class CompletionResponse:
-    def __init__(self, gateway: Gateway, call: Call) -> None:
+    def __init__(self, gateway: Gateway, call: Call, dialect: Dialect = COMPLETIONS) -> None:
         self._gateway = gateway
         self._call = call
+        self._dialect = dialect
         self._write_timeout_s = gateway.deps.config.write_timeout_s
         self._keep_alive_s = gateway.deps.config.keep_alive_s
         self._headers: EncodedHeaders | None = None
-        self._writer: _ChunkWriter | None = None
+        self._writer: StreamWriter | None = None
         self.closed: Closed | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,11 +93,7 @@ class CompletionResponse:
         if error is not None:
             await self._refuse(run, send, error, closed)
             return
-        if run.call.task is RequestTask.COMPLETE:
-            shown = openai_responses.whole_body(run.call, choices, closed.account)
-        else:
-            shown = vectors_body(run.call, "".join(choices[0].text), closed.account)
-        body = openai_responses.encode(shown)
+        body = encode(self._dialect.whole(run.call, choices, closed.account))
         await send.json(200, body, self._opening(run))
 
     async def _stream(self, run: Run, events: EventListener, send: BoundedSend) -> None:
@@ -113,7 +107,7 @@ class CompletionResponse:
                 await self._refuse(run, send, refusal, first)
                 return
             await send_start(send, 200, self._opening(run) + STREAM_HEADERS)
-        writer = self._writer or _ChunkWriter(run.call)
+        writer = self._writer or self._dialect.writer(run.call)
         batch = [first, *events.available()]
         while True:
             last, refusal = batch[-1], None
@@ -148,7 +142,8 @@ class CompletionResponse:
         is_long = self._gateway.lifecycle.of(run.call).is_long(run)
         tiers = tiers_instead(run.call, closed.cause, is_long=is_long)
         error.details |= self._gateway.quotes_instead(run.call, tiers)
-        await send.json(error.status, error.body(), encode_headers(_headers(run) | error.all_headers()))
+        body = self._dialect.refused(error, run.call.request_id)
+        await send.json(error.status, body, encode_headers(_headers(run) | error.all_headers()))
 
     def _note(self, run: Run, error: ApiError) -> None:
         if error.code != "client_left":
@@ -161,7 +156,7 @@ class CompletionResponse:
         """Prepares the answer while the upstream works, so that it adds nothing to the TTFT."""
         self._opening(run)
         if self._call.stream:
-            self._writer = _ChunkWriter(run.call)
+            self._writer = self._dialect.writer(run.call)
 
     def _opening(self, run: Run) -> EncodedHeaders:
         if self._headers is None:
@@ -179,76 +174,6 @@ def _headers(run: Run) -> dict[str, str]:
         | limit_headers(run.limit_states)
         | estimate_headers(run.estimate)
     )
-
-
-class _ChunkWriter:
-    """Turns events into server-sent events. Holds the last choice's end back for the account."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self._live = call.sequences
-        self._logprob_characters = [0] * call.sequences
-        self._text = TextChunks(call)
-        self._last: SequenceEnded | None = None
-        roles = (
-            [openai_responses.role_chunk(call, index) for index in range(call.sequences)] if call.chat else []
-        )
-        self._roles = b"".join(map(openai_responses.event, roles))
-
-    def write(self, event: Event, refusal: ApiError | None = None) -> bytes:
-        """Empty if there is nothing to write yet."""
-        call = self._call
-        match event:
-            case InLine():
-                return b""
-            case Silence():
-                return openai_responses.KEEP_ALIVE
-            case Begun():
-                return self._roles
-            case SequenceOutput(parts=parts) if parts:
-                return self._with_parts(event)
-            case SequenceOutput(index=index, text=text, logprobs=logprobs) if not logprobs:
-                return self._text.event(index, text)
-            case SequenceOutput(index=index, text=text, logprobs=logprobs):
-                before = self._logprob_characters[index]
-                self._logprob_characters[index] += sum(len(item.text) for item in logprobs)
-                return openai_responses.event(
-                    openai_responses.text_chunk(call, index, text, logprobs, before)
-                )
-            case SequenceEnded():
-                self._live -= 1
-                if self._live == 0 and not call.include_usage:
-                    self._last = event
-                    return b""
-                return openai_responses.event(self._finish_chunk(event))
-            case Closed(account=account):
-                return self._close(account, refusal)
-
-    def _with_parts(self, output: SequenceOutput) -> bytes:
-        """A chunk for each part, and one for the text; the first has the log probabilities of all."""
-        logprobs, found = output.logprobs, []
-        for part in output.parts if self._call.chat else ():
-            chunk = openai_responses.parts_chunk(self._call, output.index, part, logprobs)
-            found.append(openai_responses.event(chunk))
-            logprobs = ()
-        if output.text:
-            found.append(self.write(SequenceOutput(output.index, output.text, logprobs)))
-        return b"".join(found)
-
-    def _finish_chunk(self, ended: SequenceEnded) -> dict[str, Any]:
-        return openai_responses.finish_chunk(self._call, ended.index, ended.finish, ended.outcome)
-
-    def _close(self, account: Account, error: ApiError | None) -> bytes:
-        if error is not None:
-            return openai_responses.error_event(error, account)
-        if self._call.include_usage:
-            return (
-                openai_responses.event(openai_responses.usage_chunk(self._call, account))
-                + openai_responses.DONE
-            )
-        assert self._last is not None, "a complete request has a last choice"
-        chunk = self._finish_chunk(self._last) | {"fairgate": account.as_json()}
-        return openai_responses.event(chunk) + openai_responses.DONE
 
 
 class _Watcher:
@@ -276,14 +201,3 @@ class _Watcher:
             if message["type"] == "http.disconnect":
                 self._run.interrupt(RequestOutcome.DISCONNECTED)
                 return
-
-
-def vectors_body(call: Call, vectors: str, account: Account) -> dict[str, Any]:
-    """An embedding answer in OpenAI's shape, or a rerank answer in that of vLLM and Jina. `vectors`: JSON."""
-    tokens = account.charged.input_tokens
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    rows = msgspec.Raw(vectors.encode())
-    common = {"model": call.model, "usage": usage, "fairgate": account.as_json()}
-    if call.task is RequestTask.EMBED:
-        return {"object": "list", "data": rows} | common
-    return {"id": call.request_id, "results": rows} | common

@@ -24,6 +24,8 @@ from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
 from gateway.http.asgi import encode_headers, send_json, send_start
 from gateway.http.completion_response import CompletionResponse, note_refused
+from gateway.requests.dialects.chat import COMPLETIONS
+from gateway.requests.dialects.dialect import Dialect
 from tenants.directory.idempotency import Scope
 from tenants.directory.idempotency import StoredAnswer as Kept
 
@@ -83,12 +85,20 @@ class IdempotentResponse:
     """Runs one call once, or repeats its stored answer."""
 
     def __init__(
-        self, gateway: Gateway, call: Call, key: str, route: str, body: bytes, quote: str | None = None
+        self,
+        gateway: Gateway,
+        call: Call,
+        key: str,
+        route: str,
+        body: bytes,
+        quote: str | None = None,
+        dialect: Dialect = COMPLETIONS,
     ) -> None:
         """`quote`: token to redeem; a repeat needs none. Raises `ApiError` (400) for an invalid key."""
         check_key(key, gateway.deps.config.idempotency_ttl_s)
         self._gateway = gateway
         self._call = call
+        self._dialect = dialect
         self._quote = quote
         self._scope = Scope(call.principal.key_id, key, call.principal.tenant_id)
         self._fingerprint = fingerprint(route, body)
@@ -119,7 +129,7 @@ class IdempotentResponse:
         recorder = ResponseRecorder(send, read_s, config.max_idempotent_answer_bytes, keep)
         try:
             self._call = await self._gateway.ready(self._call, self._quote)
-            answer = CompletionResponse(self._gateway, self._call)
+            answer = CompletionResponse(self._gateway, self._call, self._dialect)
             await answer(scope, _never, recorder)
         except (ApiError, NoEngineAvailable, NoneTook) as refusal:
             await self._refuse(recorder, refusal)
@@ -129,7 +139,8 @@ class IdempotentResponse:
     async def _refuse(self, send: Callable[[Any], Awaitable[None]], refusal: Exception) -> None:
         error = as_api_error(refusal, self._call.request_id)
         note_refused(self._gateway, self._call, error)
-        await send_json(send, error.status, error.body(), encode_headers(error.all_headers()))
+        body = self._dialect.refused(error, self._call.request_id)
+        await send_json(send, error.status, body, encode_headers(error.all_headers()))
 
 
 def _was_charged(account: Account) -> bool:

@@ -302,17 +302,19 @@ def require_number(param: str, found: int, most: int) -> None:
 
 
 class _Outline(msgspec.Struct):
-    """Enough of a chat to show its length."""
+    """Enough of a request to show the length of its list."""
 
     messages: list[msgspec.Raw] = []
+    input: str | list[msgspec.Raw] = []
 
 
-def decode_chat(body: bytes, most: int) -> ChatCompletionRequest:
-    """Refuses more messages than `most` before decoding any. Raises `ApiError`."""
+def decode_listed(body: bytes, into: type[T], param: str, most: int) -> T:
+    """Refuses more items in the list `param` than `most` before decoding any. Raises `ApiError`."""
     if len(body) > most * LEAST_MESSAGE_BYTES:
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # `decode` says what is wrong
-            require_number("messages", len(msgspec.json.decode(body, type=_Outline).messages), most)
-    return decode(body, ChatCompletionRequest)
+            found = getattr(msgspec.json.decode(body, type=_Outline), param)
+            require_number(param, len(found) if isinstance(found, list) else 0, most)
+    return decode(body, into)
 
 
 def _parameter(path: str) -> str:

@@ -26,9 +26,11 @@ from gateway.http.direct_route import run_directly
 from gateway.http.idempotent_response import IdempotentResponse
 from gateway.quotes import quotes
 from gateway.requests import queue_progress
+from gateway.requests.dialects.chat import COMPLETIONS
+from gateway.requests.dialects.dialect import Asked, Dialect
 from gateway.requests.inputs import media
 from gateway.requests.parse import FromEndUser, RequestContext, end_user_of, parse_chat, parse_text
-from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, decode, decode_chat
+from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, decode, decode_listed
 from gateway.response_headers import contract_headers
 from gateway.routes.context import (
     body_of,
@@ -98,20 +100,11 @@ COMPLETES: dict[str, Any] = {
     "estimate made on arrival and what really happened.",
 )
 async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
-    reserved = reserved_memory(request)
-    try:
-        body = await large_body_of(request, reserved)
-        inbound = Inbound.of(request, body)
-        most = inbound.gateway.deps.config.max_messages
-        asked = await inbound.off_the_loop(lambda: decode_chat(body, most))
-        media_bytes = media.media_bytes(asked.messages)
-        call = await understood(
-            inbound, asked, lambda context: parse_chat(asked, context), media_bytes=media_bytes
-        )
-        return then_closing(await answer(inbound, call), reserved)
-    except BaseException:
-        reserved.close()
-        raise
+    def read(body: bytes, most_messages: int) -> Asked:
+        asked = decode_listed(body, ChatCompletionRequest, "messages", most_messages)
+        return Asked(asked, lambda context: parse_chat(asked, context), COMPLETIONS)
+
+    return await conversation(request, read)
 
 
 @post(
@@ -151,6 +144,22 @@ async def model(request: Request[Any, Any, Any], model_id: FromPath[str]) -> Res
     if context_tokens is None:
         raise errors.engine_unavailable()
     return json_response(_model_object(name, context_tokens, gateway.capabilities(name)))
+
+
+async def conversation(request: Request[Any, Any, Any], read: Callable[[bytes, int], Asked]) -> ASGIApp:
+    """The answer to a conversation in any dialect. `read` is called with the body and the most messages; as
+    `understood` it raises `ApiError`."""
+    reserved = reserved_memory(request)
+    try:
+        body = await large_body_of(request, reserved)
+        inbound = Inbound.of(request, body)
+        most = inbound.gateway.deps.config.max_messages
+        chat, parse, dialect = await inbound.off_the_loop(lambda: read(body, most))
+        call = await understood(inbound, chat, parse, media_bytes=media.media_bytes(chat.messages))
+        return then_closing(await answer(inbound, call, dialect), reserved)
+    except BaseException:
+        reserved.close()
+        raise
 
 
 class AskedBody(FromEndUser, Protocol):
@@ -216,12 +225,12 @@ async def understood(
     return await walk.first()
 
 
-async def answer(inbound: Inbound, call: Call) -> ASGIApp:
+async def answer(inbound: Inbound, call: Call, dialect: Dialect = COMPLETIONS) -> ASGIApp:
     """Runs the call, or repeats its answer. Raises `ApiError`, `NoEngineAvailable`, `NoneTook`."""
     gateway, key, quote = inbound.gateway, inbound.headers.get(IDEMPOTENCY), inbound.headers.get(QUOTE)
     if key is not None:
-        return IdempotentResponse(gateway, call, key, inbound.path, inbound.body, quote)
-    return CompletionResponse(gateway, await gateway.ready(call, quote))
+        return IdempotentResponse(gateway, call, key, inbound.path, inbound.body, quote, dialect)
+    return CompletionResponse(gateway, await gateway.ready(call, quote), dialect)
 
 
 def _model_object(name: str, context_tokens: int, capabilities: Sequence[str]) -> dict[str, Any]:

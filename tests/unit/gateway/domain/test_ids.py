@@ -1,17 +1,17 @@
-"""A request is found by its own id and by that of its completion."""
+"""A request is found by its own id and by that of its answer."""
 
 from __future__ import annotations
 
 import pytest
 
-from gateway.domain.ids import completion_id, new_request_id, request_id_of
+from gateway.domain.ids import new_request_id, request_id_of, shown_id
 
 
-@pytest.mark.parametrize("is_chat", [True, False])
-def test_the_id_of_a_completion_leads_to_its_request(is_chat: bool) -> None:
+@pytest.mark.parametrize("prefix", ["chatcmpl-", "cmpl-", "resp_", "msg_"])
+def test_the_id_of_an_answer_leads_to_its_request(prefix: str) -> None:
     request_id = new_request_id(1_790_000_000.0)
-    shown = completion_id(request_id, is_chat=is_chat)
-    assert shown.startswith("chatcmpl-" if is_chat else "cmpl-")
+    shown = shown_id(request_id, prefix)
+    assert shown.startswith(prefix)
     assert request_id_of(shown) == request_id
 
 

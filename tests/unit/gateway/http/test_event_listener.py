@@ -7,8 +7,8 @@ import asyncio
 from gateway.domain.estimate import Times
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.usage import SequenceUse
-from gateway.http.completion_response import _ChunkWriter
 from gateway.http.event_listener import EventListener
+from gateway.requests.dialects.chat import ChunkWriter
 from gateway.requests.run import Begun, Events, InLine, Run, SequenceOutput, Silence
 from tenants.pricing.pricing import Price, uniform_book
 from tests.support.builders import call
@@ -73,7 +73,7 @@ async def test_no_silence_is_reported_after_the_end() -> None:
 
 
 def test_a_silence_is_a_comment() -> None:
-    assert _ChunkWriter(CALL).write(Silence()) == b": keep-alive\n\n"
+    assert ChunkWriter(CALL).write(Silence()) == b": keep-alive\n\n"
 
 
 async def test_a_listener_that_heard_all_is_freed_at_once() -> None:

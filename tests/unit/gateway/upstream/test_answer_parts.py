@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.http.chat_message import message
+from gateway.requests.dialects.chat_message import message
 from gateway.upstream.answer_parts import (
     MAX_ANNOTATION_BYTES,
     MAX_CALLS,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -12,63 +11,27 @@ import msgspec
 from engine.messages import SequenceOutcome, TokenLogprob
 from gateway.domain.account import Account
 from gateway.domain.call import Call
-from gateway.domain.ids import completion_id
+from gateway.domain.ids import CHAT_ID_PREFIX, TEXT_ID_PREFIX, shown_id
 from gateway.domain.tiers import TIER_NAMES
 from gateway.errors import ApiError
-from gateway.http.chat_message import message
-from gateway.upstream.base import ABOUT_PROMPT, CountedOutcome, Part, ServerLogprob
-
-encode = msgspec.json.encode
+from gateway.requests.dialects.dialect import KEEP_ALIVE, Choice, encode, encode_line, server_sent
+from gateway.requests.run import Begun, Closed, Event, InLine, SequenceEnded, SequenceOutput, Silence
+from gateway.upstream.base import ABOUT_PROMPT, CountedOutcome, Part, RequestTask, ServerLogprob
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "budget": "length"}
 """The engine's finish reason to OpenAI's closed set; a budget stop's cause is `fairgate.stop_cause`."""
 
-_LINE_BREAKS = [(character.encode(), b"\\u%04x" % ord(character)) for character in "\u0085\u2028\u2029"]
-"""Line separators that JSON does not escape."""
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
-
-
-def event(value: object) -> bytes:
-    return b"data: " + encode_line(value) + b"\n\n"
-
-
-def encode_line(value: object) -> bytes:
-    """JSON without Unicode's line breaks, at which clients (httpx's `iter_lines`) would cut an event."""
-    data = encode(value)
-    if data.isascii():
-        return data
-    for character, escape in _LINE_BREAKS:
-        data = data.replace(character, escape)
-    return data
 
 
 def error_event(error: ApiError, account: Account) -> bytes:
     """The end of a stream that failed: SDKs raise an `APIError`. No `[DONE]`: the answer is not complete."""
     value = error.late_payload() | {"fairgate": account.as_json()}
-    return b"event: error\n" + event(value)
-
-
-@dataclass(slots=True)
-class Choice:
-    """One sequence's answer as it grows."""
-
-    index: int
-    text: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
-    finish: str | None = None
-    outcome: SequenceOutcome | None = None
-
-    def add(self, text: str, logprobs: Sequence[TokenLogprob], parts: Sequence[Part] = ()) -> None:
-        if text:
-            self.text.append(text)
-        self.parts.extend(parts)
-        self.logprobs.extend(logprobs)
+    return server_sent(value, "error")
 
 
 def response_id(call: Call) -> str:
-    return completion_id(call.request_id, is_chat=call.chat)
+    return shown_id(call.request_id, CHAT_ID_PREFIX if call.chat else TEXT_ID_PREFIX)
 
 
 def usage(account: Account) -> dict[str, Any]:
@@ -86,12 +49,11 @@ def usage(account: Account) -> dict[str, Any]:
 def whole_body(call: Call, choices: Sequence[Choice], account: Account) -> dict[str, Any]:
     shown: list[dict[str, Any]] = []
     for choice in choices:
-        text = "".join(choice.text)
         item: dict[str, Any] = {"index": choice.index}
         if call.chat:
-            item["message"] = message(text, choice.parts)
+            item["message"] = choice.message()
         else:
-            item["text"] = text
+            item["text"] = "".join(choice.text)
         item["logprobs"] = _logprobs(call, choice.logprobs, 0)
         item |= _end(call, choice.finish or "", choice.outcome)
         shown.append(item)
@@ -258,7 +220,7 @@ def _text_logprobs(logprobs: Sequence[TokenLogprob], characters_before: int) -> 
     }
 
 
-# A choice's chunks differ only in their text: its frame is cut once from `responses.text_chunk`.
+# A choice's chunks differ only in their text: its frame is cut once from `text_chunk`.
 
 _PLACE = "\ue000"
 """Placeholder of the text; what follows it in a chunk holds no client's text."""
@@ -272,13 +234,105 @@ class TextChunks:
         self._frames = {0: self._frame(0)}
 
     def event(self, index: int, text: str) -> bytes:
-        """Equal to `responses.event(responses.text_chunk(...))`."""
+        """Equal to `server_sent(text_chunk(...))`."""
         frame = self._frames.get(index)
         if frame is None:
             frame = self._frames[index] = self._frame(index)
         return frame[0] + encode_line(text) + frame[1]
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
-        whole = event(text_chunk(self._call, index, _PLACE, (), 0))
+        whole = server_sent(text_chunk(self._call, index, _PLACE, (), 0))
         before, _, after = whole.rpartition(encode(_PLACE))
         return before, after
+
+
+class ChunkWriter:
+    """Turns events into server-sent events. Holds the last choice's end back for the account."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._live = call.sequences
+        self._logprob_characters = [0] * call.sequences
+        self._text = TextChunks(call)
+        self._last: SequenceEnded | None = None
+        roles = [role_chunk(call, index) for index in range(call.sequences)] if call.chat else []
+        self._roles = b"".join(map(server_sent, roles))
+
+    def write(self, event: Event, refusal: ApiError | None = None) -> bytes:
+        """Empty if there is nothing to write yet."""
+        call = self._call
+        match event:
+            case InLine():
+                return b""
+            case Silence():
+                return KEEP_ALIVE
+            case Begun():
+                return self._roles
+            case SequenceOutput(parts=parts) if parts:
+                return self._with_parts(event)
+            case SequenceOutput(index=index, text=text, logprobs=logprobs) if not logprobs:
+                return self._text.event(index, text)
+            case SequenceOutput(index=index, text=text, logprobs=logprobs):
+                before = self._logprob_characters[index]
+                self._logprob_characters[index] += sum(len(item.text) for item in logprobs)
+                return server_sent(text_chunk(call, index, text, logprobs, before))
+            case SequenceEnded():
+                self._live -= 1
+                if self._live == 0 and not call.include_usage:
+                    self._last = event
+                    return b""
+                return server_sent(self._finish_chunk(event))
+            case Closed(account=account):
+                return self._close(account, refusal)
+
+    def _with_parts(self, output: SequenceOutput) -> bytes:
+        """A chunk for each part, and one for the text; the first has the log probabilities of all."""
+        logprobs, found = output.logprobs, []
+        for part in output.parts if self._call.chat else ():
+            chunk = parts_chunk(self._call, output.index, part, logprobs)
+            found.append(server_sent(chunk))
+            logprobs = ()
+        if output.text:
+            found.append(self.write(SequenceOutput(output.index, output.text, logprobs)))
+        return b"".join(found)
+
+    def _finish_chunk(self, ended: SequenceEnded) -> dict[str, Any]:
+        return finish_chunk(self._call, ended.index, ended.finish, ended.outcome)
+
+    def _close(self, account: Account, error: ApiError | None) -> bytes:
+        if error is not None:
+            return error_event(error, account)
+        if self._call.include_usage:
+            return server_sent(usage_chunk(self._call, account)) + DONE
+        assert self._last is not None, "a complete request has a last choice"
+        chunk = self._finish_chunk(self._last) | {"fairgate": account.as_json()}
+        return server_sent(chunk) + DONE
+
+
+def _vectors_body(call: Call, vectors: str, account: Account) -> dict[str, Any]:
+    """An embedding answer in OpenAI's shape, or a rerank answer in that of vLLM and Jina. `vectors`: JSON."""
+    tokens = account.charged.input_tokens
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    rows = msgspec.Raw(vectors.encode())
+    common = {"model": call.model, "usage": usage, "fairgate": account.as_json()}
+    if call.task is RequestTask.EMBED:
+        return {"object": "list", "data": rows} | common
+    return {"id": call.request_id, "results": rows} | common
+
+
+class Completions:
+    """Both kinds of completion; embeddings and rerank, whose answers are whole."""
+
+    def writer(self, call: Call) -> ChunkWriter:
+        return ChunkWriter(call)
+
+    def whole(self, call: Call, choices: Sequence[Choice], account: Account) -> dict[str, Any]:
+        if call.task is RequestTask.COMPLETE:
+            return whole_body(call, choices, account)
+        return _vectors_body(call, "".join(choices[0].text), account)
+
+    def refused(self, error: ApiError, request_id: str) -> bytes:
+        return error.body()
+
+
+COMPLETIONS = Completions()

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from engine.messages import SamplingParams, TokenLogprob
 from gateway.domain.call import Call
-from gateway.http import openai_responses
-from gateway.http.openai_responses import TextChunks
+from gateway.requests.dialects import chat as chat_dialect
+from gateway.requests.dialects.chat import TextChunks
 from tenants.types import Principal, Tier
 
 PRINCIPAL = Principal("t", "t", "p", "k", "x", 1.0, frozenset(), Tier.STANDARD, frozenset(Tier), None)
@@ -35,8 +35,8 @@ def test_a_framed_chunk_is_the_plain_one(
     chunks = TextChunks(call)
     for number, text in enumerate(texts):
         index = number % call.choices
-        assert chunks.event(index, text) == openai_responses.event(
-            openai_responses.text_chunk(call, index, text, (), 0)
+        assert chunks.event(index, text) == chat_dialect.server_sent(
+            chat_dialect.text_chunk(call, index, text, (), 0)
         )
 
 
@@ -48,7 +48,7 @@ def test_the_sampled_token_stands_in_the_top_ones(is_streamed: bool) -> None:
 
     def tops(logprobs: int, chat: bool) -> list[Any]:
         call = replace(CALL, chat=chat, stream=is_streamed, sampling=SamplingParams(logprobs=logprobs))
-        chunk = openai_responses.text_chunk(call, 0, "?a", [sampled, among], 0)
+        chunk = chat_dialect.text_chunk(call, 0, "?a", [sampled, among], 0)
         shown = chunk["choices"][0]["logprobs"]
         return [each["top_logprobs"] for each in shown["content"]] if chat else shown["top_logprobs"]
 
@@ -74,5 +74,5 @@ def test_no_text_breaks_an_events_line(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["\ue000", "\ue000\ue000", '"', "\\", "\n\n", ""])
 def test_no_text_breaks_the_frame(text: str) -> None:
-    expected = openai_responses.event(openai_responses.text_chunk(CALL, 0, text, (), 0))
+    expected = chat_dialect.server_sent(chat_dialect.text_chunk(CALL, 0, text, (), 0))
     assert TextChunks(CALL).event(0, text) == expected
