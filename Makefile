@@ -92,14 +92,21 @@ test-floor: ## the suite with the oldest supported transformers, in an environme
 	.venv-floor/bin/python -m pip install -q "transformers==$(TRANSFORMERS_FLOOR)"
 	$(MAKE) VENV=.venv-floor test
 
-test-sdks: $(STAMP_TEST) ## streams and tools of other SDKs: older majors of openai, LangChain, Node, instructor, pydantic-ai
+test-sdks: $(STAMP_TEST) ## other SDKs and agents: older majors of openai, LangChain, Node, instructor, pydantic-ai, Anthropic, Codex, ...
 	$(PIP) install -q --target $(SDKS)/openai1 'openai<2'
 	$(PIP) install -q --target $(SDKS)/openai2 'openai<3'
 	$(PIP) install -q --target $(SDKS)/langchain langchain-openai==1.7.4 langchain-tests==1.1.9
 	$(PIP) install -q --target $(SDKS)/instructor instructor==1.17.0
 	$(PIP) install -q --target $(SDKS)/pydantic_ai 'pydantic-ai-slim[openai]==2.68.0'
-	npm install --prefix $(SDKS)/node --no-audit --no-fund openai
-	FAIRGATE_TEST_SDKS=$(SDKS) $(BIN)/python -m pytest tests/e2e/test_sdk_streams.py tests/e2e/test_sdk_tools.py $(PYTEST_ARGS)
+	$(PIP) install -q --target $(SDKS)/anthropic anthropic==2.14.0
+	$(PIP) install -q --target $(SDKS)/agents openai-agents==0.24.0
+	$(PIP) install -q --target $(SDKS)/langgraph langgraph==1.2.24 langchain-openai==1.7.4
+	$(PIP) install -q --target $(SDKS)/litellm litellm==1.110.2 fastapi orjson soundfile backoff  # its streams import its proxy
+	npm install --prefix $(SDKS)/node --no-audit --no-fund openai@6.49.0 ai@6.0.326 @ai-sdk/openai@3.0.141 zod@4.6.7 \
+	  @openai/codex@0.171.0 @anthropic-ai/claude-code@2.1.197
+	node $(SDKS)/node/node_modules/@anthropic-ai/claude-code/install.cjs  # newer npm runs no script of a package
+	FAIRGATE_TEST_SDKS=$(SDKS) $(BIN)/python -m pytest tests/e2e/test_sdk_streams.py tests/e2e/test_sdk_tools.py \
+	  tests/e2e/test_agent_clients.py $(PYTEST_ARGS)
 
 fuzz: $(STAMP_TEST) ## all tests of random inputs and histories with new ones, many for parsers (PYTEST_ARGS="-k engine ...")
 	$(BIN)/python -m pytest --hypothesis-profile fuzz --timeout 0 -m hypothesis tests/unit tests/contract tests/property $(PYTEST_ARGS)

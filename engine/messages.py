@@ -285,6 +285,8 @@ class SequenceOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     first_token_s: float | None = None
     finished_s: float = 0.0
     message: str = ""
+    stop_string: str = ""
+    """The one of the request's that ended its text; empty: none."""
     trace_context: str | None = None
     decisions: list[Decision] = []
     chunks: list[tuple[float, int]] = []

@@ -350,7 +350,7 @@ class Sequence:
             gateway_id=self.gateway_id,
         )
 
-    def outcome(self, finish: str, message: str, now_s: float) -> SequenceOutcome:
+    def outcome(self, finish: str, message: str, now_s: float, stop_string: str = "") -> SequenceOutcome:
         """Its outcome; times are relative to the submission."""
         return SequenceOutcome(
             sequence_id=self.submit.sequence_id,
@@ -371,6 +371,7 @@ class Sequence:
             first_token_s=None if self.first_token_s is None else self.first_token_s - self.submitted_s,
             finished_s=now_s - self.submitted_s,
             message=message,
+            stop_string=stop_string,
             trace_context=self.submit.trace_context,
             decisions=[
                 replace(decision, at_s=decision.at_s - self.submitted_s) for decision in self.decisions

@@ -26,7 +26,20 @@ from gateway.http.authentication import require_scope
 from gateway.http.request_body import declared_length
 from gateway.metrics.gen_ai import OPERATIONS, OTHER
 from gateway.records.refusal_recorder import UNKNOWN
-from gateway.routes import health, inference, openapi, quotes, refusals, requests, tokens, usage, vectors
+from gateway.requests.dialects import messages
+from gateway.routes import (
+    dialects,
+    health,
+    inference,
+    openapi,
+    quotes,
+    refusals,
+    requests,
+    tokens,
+    usage,
+    vectors,
+)
+from gateway.routes import sessions as agent_sessions
 from gateway.routes.admin import handlers as admin
 from gateway.routes.admin import requests as admin_requests
 from gateway.routes.context import asked_of
@@ -36,12 +49,14 @@ from gateway.unknown_routes import method_not_allowed, not_found
 
 _ROUTES = [
     *inference.HANDLERS,
+    *dialects.HANDLERS,
     *vectors.HANDLERS,
     *quotes.HANDLERS,
     *tokens.HANDLERS,
     *requests.HANDLERS,
     *usage.HANDLERS,
     *refusals.HANDLERS,
+    *agent_sessions.HANDLERS,
     *admin_requests.HANDLERS,
     *health.HANDLERS,
     *admin.HANDLERS,
@@ -126,7 +141,7 @@ def _cross_origin(origins: tuple[str, ...]) -> CORSConfig | None:
 
 
 def _refuse(request: Request, exception: Exception) -> Response[bytes] | Response[str]:
-    """Every exception of every route in OpenAI's shape; of the console, as a page."""
+    """Every exception of every route in its API's shape; of the console, as a page."""
     request_id = begin(request.scope)
     path = request.scope.get("path", "")
     if console_refusals.is_console(path):
@@ -153,7 +168,8 @@ def _refuse(request: Request, exception: Exception) -> Response[bytes] | Respons
     if declared is not None and declared > gateway.deps.config.max_body_bytes:
         # The body was not read and will not be.
         headers["connection"] = "close"
-    return Response(error.body(), status_code=error.status, headers=headers, media_type="application/json")
+    body = messages.refused(error, request_id, path)
+    return Response(body, status_code=error.status, headers=headers, media_type="application/json")
 
 
 def _trace_refused(request: Request, request_id: str, error: ApiError, duration_s: float) -> None:

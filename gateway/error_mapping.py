@@ -250,7 +250,7 @@ def _own_limit(denied: Denied, fitting_max_tokens: int | None) -> ApiError:
     numbers = f"Limit {limit.amount}, available {denied.available}, requested {denied.wanted}."
     if denied.wanted > limit.amount:
         numbers += (
-            " The request is larger than the limit itself: lower max_tokens or n, or shorten the prompt."
+            " The request is larger than the limit itself: ask for a shorter answer, or shorten the prompt."
         )
     if fitting_max_tokens:
         numbers += f" What is left suffices for max_tokens of at most {fitting_max_tokens}."

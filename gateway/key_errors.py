@@ -10,7 +10,7 @@ _INCORRECT = "Incorrect API key provided"
 """What clients look for in OpenAI's 401."""
 _KEY_MESSAGES = {
     "missing": "You didn't provide an API key. Send it as 'Authorization: Bearer fg_live_...'.",
-    "two_keys": "The headers 'Authorization' and 'api-key' hold different keys. Send one of them.",
+    "two_keys": "'Authorization', 'api-key' and 'x-api-key' hold different keys. Send one of these headers.",
     "malformed": f"{_INCORRECT}: it is malformed. Keys look like 'fg_live_<public id>_<secret>'.",
     "unknown": f"{_INCORRECT}: there is none like it. Ask the operator of this server for one.",
     "revoked": f"{_INCORRECT}: it has been revoked. Ask the operator of this server for another.",

@@ -5,10 +5,9 @@ from __future__ import annotations
 from gateway.errors import ApiError
 
 _INSTEAD = {
-    "responses": "use /v1/chat/completions",
     "assistants": "use /v1/chat/completions",
-    "threads": "use /v1/chat/completions with the messages so far",
-    "conversations": "use /v1/chat/completions with the messages so far",
+    "threads": "use /v1/responses with the items so far",
+    "conversations": "use /v1/responses with the items so far",
     "realtime": "use /v1/chat/completions with 'stream': true",
     "edits": "use /v1/chat/completions",
     "engines": "use /v1/models",
@@ -24,7 +23,18 @@ _NOT_SERVED = (
 )
 _BASE_URL = "The base URL of this server ends with one /v1."
 _WITHOUT_PREFIX = frozenset(
-    {"chat", "completions", "embeddings", "rerank", "models", "quotes", "limits", "requests"}
+    {
+        "chat",
+        "completions",
+        "embeddings",
+        "rerank",
+        "models",
+        "quotes",
+        "limits",
+        "requests",
+        "responses",
+        "messages",
+    }
 )
 
 

@@ -61,8 +61,8 @@ class Text(Protocol):
     """Text of one answer, built token by token."""
 
     @property
-    def stopped(self) -> bool:
-        """A stop string was completed; `push` has returned all text before it."""
+    def stopped(self) -> str:
+        """The stop string that was completed, and `push` has returned all text before it; empty: none."""
         ...
 
     def push(self, token_id: int) -> str:
@@ -673,7 +673,7 @@ class EngineCore:
         whole = sequence.emitted_tokens if finish in ("stop", "length") else None
         self.lengths.ended(sequence.sequence_id, sequence.tenant_id, whole)
         self.samples.ended(sequence.sequence_id, whole)
-        outcome = sequence.outcome(finish, message, now_s)
+        outcome = sequence.outcome(finish, message, now_s, stream.text.stopped)
         self.table.finish(sequence)
         delta = replace(_take_delta(sequence, stream), outcome=outcome)
         deltas.setdefault(sequence.gateway_id, []).append(delta)

@@ -94,7 +94,7 @@ class IncrementalText:
         self._stops = StopStrings(stop)
 
     @property
-    def stopped(self) -> bool:
+    def stopped(self) -> str:
         return self._stops.found
 
     def push(self, token_id: int) -> str:
@@ -188,7 +188,8 @@ class StopStrings:
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = [text for text in stop if text]
         self._held = ""
-        self.found = False
+        self.found = ""
+        """The one that was completed; empty: none yet."""
 
     def push(self, text: str) -> str:
         if self.found or not text:
@@ -198,8 +199,9 @@ class StopStrings:
         self._held += text
         hits = [(start + len(stop), start) for stop in self._stop if (start := self._held.find(stop)) >= 0]
         if hits:
-            self.found = True
-            return self._release(min(hits)[1])
+            end, start = min(hits)
+            self.found = self._held[start:end]
+            return self._release(start)
         return self._release(len(self._held) - self._undecided())
 
     def flush(self) -> str:

@@ -204,15 +204,15 @@ class VirtualText:
     def __init__(self, stop: tuple[str, ...]) -> None:
         self._stop = stop
         self._held = ""
-        self.stopped = False
+        self.stopped = ""
 
     def push(self, token_id: int) -> str:
         """Appends a token; returns text that cannot be part of a stop string."""
         self._held += self.logprob_text(token_id)
-        places = [self._held.find(stop) for stop in self._stop if stop in self._held]
+        places = [(self._held.find(stop), stop) for stop in self._stop if stop in self._held]
         if places:
-            self.stopped = True
-            shown, self._held = self._held[: min(places)], ""
+            start, self.stopped = min(places)
+            shown, self._held = self._held[:start], ""
             return shown
         kept = max((_overlap(self._held, stop) for stop in self._stop), default=0)
         shown, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]

@@ -1,42 +1,18 @@
-"""Exact tables as CSV files (RFC 4180), safe against formula injection in spreadsheets."""
+"""Lists of the console as CSV files, in parts where they are long."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-import msgspec
 from litestar import Response
 
 from gateway.console.rendering import SECURITY_HEADERS
 from tenants.admin.cursor import MAX_PAGE, Page
+from tenants.csv_table import csv_text
 
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 FILE_PAGES = 10
 """Pages of `MAX_PAGE` rows in one file."""
 FILE_ROWS = FILE_PAGES * MAX_PAGE
-
-
-def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Prefixes text that a spreadsheet would take for a formula with an apostrophe."""
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(map(_cell, columns))
-    writer.writerows(map(_cell, row) for row in rows)
-    return out.getvalue()
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-        value = " ".join(value)
-    if isinstance(value, Mapping | list | tuple):
-        return msgspec.json.encode(value).decode()
-    if isinstance(value, str) and value.startswith(FORMULA_STARTS):
-        return f"'{value}"
-    return "" if value is None else value
 
 
 def csv_response(name: str, text: str) -> Response[str]:

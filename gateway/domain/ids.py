@@ -1,8 +1,10 @@
-"""Ids of requests and sequences."""
+"""Ids of requests, sequences and sessions."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 
 REQUEST_ID_PREFIX = "req_"
 CHAT_ID_PREFIX = "chatcmpl-"
@@ -13,6 +15,7 @@ MESSAGE_ID_PREFIX = "msg_"
 RANDOM_BYTES = 10
 _DRAWN_AT_ONCE = 400
 """Drawn at once: asking the operating system for each id's bytes costs more than all else about it."""
+_SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:~@=+-]{0,63}")
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = [high + low for high in _ALPHABET for low in _ALPHABET]
 _SHIFTS = range(120, -1, -10)
@@ -48,6 +51,13 @@ def request_id_of(shown: str) -> str:
         if shown.startswith(prefix):
             return REQUEST_ID_PREFIX + shown.removeprefix(prefix)
     return shown
+
+
+def session_id(named: str | None) -> str | None:
+    """The session that a client names; a digest of what cannot stand in a path or is too long; None: none."""
+    if not named or _SESSION.fullmatch(named):
+        return named or None
+    return "sha256:" + hashlib.sha256(named.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 def sequence_id(request_id: str, index: int) -> str:

@@ -399,6 +399,7 @@ async def explained(
             log.warning("the timeline of request %s cannot be read: %s", request_id, error)
     missed = await admin.misses_of(request_id)
     return shown | {
+        "session": None if stored is None else stored.session,
         "misses": [
             {
                 name: value
@@ -406,7 +407,7 @@ async def explained(
                 if name in ("metric", "target_s", "actual_s", "cause", "evidence")
             }
             for miss in missed
-        ]
+        ],
     }
 
 

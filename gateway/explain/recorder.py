@@ -200,13 +200,12 @@ class RequestRecorder:
             log.exception("request %s: what happened to it was not kept", run.call.request_id)
 
     def _keep(self, run: Run, packed: bytes, ended_us: int) -> None:
-        request_id, tenant_id = run.call.request_id, run.call.principal.tenant_id
-        if self._describer is None:
-            self._timelines.keep(request_id, tenant_id, packed, ended_us=ended_us)
-            return
-        server = self._describer.server(run.times.ended_s or run.times.arrived_s)
-        terms = self._describer.terms(run)
-        self._timelines.keep(request_id, tenant_id, packed, server, terms, ended_us=ended_us)
+        call, server, terms = run.call, None, None
+        if self._describer is not None:
+            server = self._describer.server(run.times.ended_s or run.times.arrived_s)
+            terms = self._describer.terms(run)
+        ids = call.request_id, call.principal.tenant_id
+        self._timelines.keep(*ids, packed, server, terms, ended_us=ended_us, session=call.session)
 
     def events(self, run: Run, outcome: RequestOutcome, charged: Amounts) -> list[Event]:
         call = run.call

@@ -68,6 +68,7 @@ class TimelineWriter(BackgroundWriter):
         terms: StoredDescription | None = None,
         *,
         ended_us: int | None = None,
+        session: str | None = None,
     ) -> None:
         """`server`, `terms`: what ran it, and its key's terms. `ended_us` None: it ended now."""
         if len(self._waiting) >= MAX_WAITING:
@@ -77,7 +78,7 @@ class TimelineWriter(BackgroundWriter):
         self._described |= {
             description.id: description.content for description in (server, terms) if description is not None
         }
-        ids = [description and description.id for description in (server, terms)]
+        ids = (server and server.id, terms and terms.id, session)
         self._waiting.append(StoredTimeline(request_id, tenant_id, ended_us, packed, *ids))
 
     async def find(self, request_id: str) -> StoredTimeline | None:

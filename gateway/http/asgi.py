@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,7 +23,7 @@ FIRST_BYTE = "first_byte_s"
 """In a request's state: when its first byte was read, on the monotonic clock."""
 TRACE = "trace"
 """In a request's state: its `TraceContext`, where it came with one."""
-_NUMBER = re.compile(r"[0-9]{0,30}\.?[0-9]{1,30}([eE][+-]?[0-9]{1,2})?")
+_NUMBER = re.compile(r"[0-9]{0,30}\.?[0-9]{1,30}([eE][+-]?[0-9]{1,3})?")
 
 
 def begin(scope: Scope) -> str:
@@ -66,7 +67,7 @@ def read_trace(scope: Scope) -> str:
 
 def is_number(text: str) -> bool:
     """Whether a header's text is a number, 0 or more. Python's own parsers also take inf, nan and 1_0."""
-    return _NUMBER.fullmatch(text) is not None
+    return _NUMBER.fullmatch(text) is not None and math.isfinite(float(text))
 
 
 async def add_standard_headers(message: Message, scope: Scope) -> None:

@@ -45,10 +45,11 @@ CONTROL = Principal(
 
 
 def credential_of(headers: Mapping[str, str]) -> str:
-    """From `Authorization: Bearer` or Azure's `api-key`; both must agree. Raises `ApiError` (401)."""
-    found = [headers[name] for name in ("authorization", "api-key") if name in headers]
-    if "api-key" in headers:
-        found[-1] = f"Bearer {found[-1].strip()}"
+    """From `Authorization: Bearer`, Azure's `api-key` or Anthropic's `x-api-key`; they must agree. Raises
+    `ApiError` (401)."""
+    found = [f"Bearer {headers[name].strip()}" for name in ("api-key", "x-api-key") if name in headers]
+    if "authorization" in headers:
+        found.append(headers["authorization"])
     credentials = {_of_bearer(header) for header in found}
     if len(credentials) > 1:
         raise key_errors.invalid_api_key("two_keys")

@@ -30,6 +30,7 @@ from gateway.http.asgi import FIRST_BYTE, begin, encode_headers, send_json
 from gateway.http.client_address import client_of
 from gateway.http.connection_table import UNCOUNTED, ConnectionTable
 from gateway.metrics.registry import Metrics
+from gateway.requests.dialects import messages
 from tenants.networks import Network, address_of, counted_as, is_within
 
 LINGER_S = 2.0
@@ -270,7 +271,8 @@ class BoundedHttp(HttpToolsProtocol):
             request_id = begin(scope)
             self._front.refused(refusal, request_id)
             headers = refusal.all_headers() | {"x-request-id": request_id}
-            await send_json(send, refusal.status, refusal.body(), encode_headers(headers))
+            body = messages.refused(refusal, request_id, scope["path"])
+            await send_json(send, refusal.status, body, encode_headers(headers))
         finally:
             if address is not UNCOUNTED:
                 self._table.give_back(address)

@@ -37,6 +37,8 @@ CHAT, TEXT_COMPLETION, EMBEDDINGS = "chat", "text_completion", "embeddings"
 RERANK = "rerank"
 """Not in the conventions, which allow further values."""
 OPERATIONS = {
+    "/v1/messages": CHAT,
+    "/v1/responses": CHAT,
     "/v1/chat/completions": CHAT,
     "/v1/completions": TEXT_COMPLETION,
     "/v1/embeddings": EMBEDDINGS,
@@ -44,6 +46,7 @@ OPERATIONS = {
 }
 """By route."""
 ROUTES = {operation: route for route, operation in OPERATIONS.items()}
+"""By operation: a chat's is the last one above."""
 
 DURATION = "gen_ai.server.request.duration"
 DURATION_BUCKETS_S = tuple(0.01 * 2**power for power in range(14))

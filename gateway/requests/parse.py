@@ -12,6 +12,7 @@ import msgspec
 from gateway import errors
 from gateway.config import GatewayConfig
 from gateway.domain.call import Call, ServedModel
+from gateway.domain.ids import session_id
 from gateway.domain.tiers import tier_of
 from gateway.requests.fields.passed import Passed, passed_of_chat, passed_of_text
 from gateway.requests.fields.sampling import integer, said_sampling, sampling_of
@@ -78,6 +79,8 @@ class RequestContext(msgspec.Struct, frozen=True):
     max_cost_nanousd: int | None = None
     names_timeout: bool = False
     first_byte_s: float | None = None
+    session: str | None = None
+    """As a header names it, before the body."""
     require_budget: Callable[[int], None] | None = None
     """Called with the least tokens of its prompts. Raises `BudgetDenied`. None: only the reservation asks."""
 
@@ -260,6 +263,7 @@ def _call(
         needs=wordings[0].needs,
         pool=model.pool,
         end_user=end_user_of(request),
+        session=session_id(context.session or getattr(request, "prompt_cache_key", None)),
         names_tier=request.service_tier not in (None, "auto"),
         labels=labels_of(request.metadata, principal.labels),
         first_byte_s=context.first_byte_s,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -301,19 +300,18 @@ def require_number(param: str, found: int, most: int) -> None:
         raise errors.bad_request(f"'{param}' holds {found} {param}; the most is {most}.", param)
 
 
-class _Outline(msgspec.Struct):
-    """Enough of a request to show the length of its list."""
-
-    messages: list[msgspec.Raw] = []
-    input: str | list[msgspec.Raw] = []
+_OUTLINES = {
+    "messages": msgspec.defstruct("Outline", [("messages", list[msgspec.Raw], [])]),
+    "input": msgspec.defstruct("Outline", [("input", str | list[msgspec.Raw], [])]),
+}
+"""Enough of a request to show the length of its list."""
 
 
 def decode_listed(body: bytes, into: type[T], param: str, most: int) -> T:
     """Refuses more items in the list `param` than `most` before decoding any. Raises `ApiError`."""
     if len(body) > most * LEAST_MESSAGE_BYTES:
-        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # `decode` says what is wrong
-            found = getattr(msgspec.json.decode(body, type=_Outline), param)
-            require_number(param, len(found) if isinstance(found, list) else 0, most)
+        found = getattr(decode(body, _OUTLINES[param]), param)
+        require_number(param, len(found) if isinstance(found, list) else 0, most)
     return decode(body, into)
 
 

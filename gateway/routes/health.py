@@ -60,7 +60,7 @@ async def readiness_of(gateway: Gateway) -> dict[str, Any]:
 
 @get(
     "/metrics",
-    opt={"media_type": "text/plain"},
+    opt={"media_types": ("text/plain",)},
     summary="Prometheus metrics",
     description="In Prometheus's text format, or in OpenMetrics where the Accept header asks for it.",
 )

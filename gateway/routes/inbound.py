@@ -31,6 +31,8 @@ PROGRESS, IDEMPOTENCY, QUOTE = (
     module.HEADER.lower() for module in (queue_progress, idempotency_keys, quotes)
 )
 """Headers as `headers_of` names them."""
+SESSION = "session-id"
+"""The run of an agent that a request is a call of; with an underline from clients of before."""
 
 
 class Inbound(msgspec.Struct, frozen=True):
@@ -84,4 +86,5 @@ class Inbound(msgspec.Struct, frozen=True):
             max_cost_nanousd=estimate_bounds.max_cost_nanousd(headers.get(MAX_COST)),
             names_timeout=DEADLINE in headers,
             first_byte_s=self.state.get(FIRST_BYTE),
+            session=headers.get(SESSION) or headers.get("session_id"),
         )

@@ -23,12 +23,14 @@ from gateway.fair_threads import INLINE_BYTES
 from gateway.http import request_timeout
 from gateway.http.completion_response import CompletionResponse
 from gateway.http.direct_route import run_directly
+from gateway.http.estimate_bounds import HIGHEST_USD
 from gateway.http.idempotent_response import IdempotentResponse
 from gateway.quotes import quotes
 from gateway.requests import queue_progress
 from gateway.requests.dialects.chat import COMPLETIONS
 from gateway.requests.dialects.dialect import Asked, Dialect
 from gateway.requests.inputs import media
+from gateway.requests.inputs.large_bodies import LargeBody
 from gateway.requests.parse import FromEndUser, RequestContext, end_user_of, parse_chat, parse_text
 from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, decode, decode_listed
 from gateway.response_headers import contract_headers
@@ -41,7 +43,8 @@ from gateway.routes.context import (
     reserved_memory,
     then_closing,
 )
-from gateway.routes.inbound import IDEMPOTENCY, QUOTE, Inbound
+from gateway.routes.inbound import IDEMPOTENCY, QUOTE, SESSION, Inbound
+from gateway.routes.openapi_fields import between
 from tenants.directory.idempotency import MAX_KEY_CHARACTERS
 
 MODEL_CREATED = int(time.time())
@@ -52,7 +55,7 @@ COMPLETES: dict[str, Any] = {
         request_timeout.HEADER: (
             "How long the request may wait for its turn, in seconds; in the batch tier up to a day, in the"
             " others no longer than their own limit.",
-            {"type": "number", "exclusiveMinimum": 0},
+            {"type": "number", "exclusiveMinimum": 0, "maximum": request_timeout.LONGEST_S},
         ),
         queue_progress.HEADER: (
             "`1`: a stream has its headers at once and hears in comments how its wait goes on; `0`: with its"
@@ -62,15 +65,19 @@ COMPLETES: dict[str, Any] = {
         WAIT_HEADER: (
             "Refused (409) before anything is held where the expected wait (p90, seconds) is longer. While no"
             " step of its servers was timed it is taken, and refused (503) once it has waited so long.",
-            {"type": "number", "minimum": 0},
+            {"type": "number"} | between(0, request_timeout.LONGEST_S),
         ),
         COST_HEADER: (
             "Refused (409) before anything is held where it could cost more (dollars).",
-            {"type": "number", "minimum": 0},
+            {"type": "number"} | between(0, HIGHEST_USD),
         ),
         quotes.HEADER: (
             "A quote of this very request: its prices and its p90 bind, see `POST /v1/quotes`.",
             {"type": "string", "minLength": 1, "maxLength": MAX_TOKEN_CHARACTERS},
+        ),
+        SESSION: (
+            "The run of an agent that this is a call of, before `prompt_cache_key`: see `GET /v1/sessions`.",
+            {"type": "string"},
         ),
         "Idempotency-Key": (
             "A repeat with the same key and body gets the first one's answer and is charged nothing.",
@@ -147,19 +154,31 @@ async def model(request: Request[Any, Any, Any], model_id: FromPath[str]) -> Res
 
 
 async def conversation(request: Request[Any, Any, Any], read: Callable[[bytes, int], Asked]) -> ASGIApp:
-    """The answer to a conversation in any dialect. `read` is called with the body and the most messages; as
-    `understood` it raises `ApiError`."""
+    """The answer to a conversation in any dialect. Raises as `read_conversation`."""
     reserved = reserved_memory(request)
     try:
-        body = await large_body_of(request, reserved)
-        inbound = Inbound.of(request, body)
-        most = inbound.gateway.deps.config.max_messages
-        chat, parse, dialect = await inbound.off_the_loop(lambda: read(body, most))
-        call = await understood(inbound, chat, parse, media_bytes=media.media_bytes(chat.messages))
+        inbound, call, dialect = await read_conversation(request, reserved, read)
         return then_closing(await answer(inbound, call, dialect), reserved)
     except BaseException:
         reserved.close()
         raise
+
+
+async def read_conversation(
+    request: Request[Any, Any, Any],
+    reserved: LargeBody,
+    read: Callable[[bytes, int], Asked],
+    *,
+    is_charged: bool = True,
+) -> tuple[Inbound, Call, Dialect]:
+    """`read` is called with the body and the most messages. Raises as `understood`."""
+    body = await large_body_of(request, reserved)
+    inbound = Inbound.of(request, body)
+    most = inbound.gateway.deps.config.max_messages
+    chat, parse, dialect = await inbound.off_the_loop(lambda: read(body, most))
+    media_bytes = media.media_bytes(chat.messages)
+    call = await understood(inbound, chat, parse, media_bytes=media_bytes, is_charged=is_charged)
+    return inbound, call, dialect
 
 
 class AskedBody(FromEndUser, Protocol):
@@ -176,13 +195,14 @@ async def understood(
     *,
     least_output_tokens: int = 1,
     media_bytes: int = 0,
+    is_charged: bool = True,
 ) -> Call:
     """The call, for the model that is asked for, or the first of its chain that it fits. Raises `ApiError`,
     `NoEngineAvailable`, `NoneTook`, `TooManyWaiting`, `DatabaseUnavailable`."""
     gateway, headers, principal = inbound.gateway, inbound.headers, inbound.principal
     inbound.note_asked(asked.model, asked.service_tier or "auto")
     # What is answered from memory needs no budget, and a quote may decide the tier.
-    is_looked_at = len(inbound.body) > INLINE_BYTES and QUOTE not in headers
+    is_looked_at = is_charged and len(inbound.body) > INLINE_BYTES and QUOTE not in headers
     if is_looked_at and (key := headers.get(IDEMPOTENCY)) is not None:
         is_looked_at = not await gateway.idempotency.is_known(principal.key_id, key)
 

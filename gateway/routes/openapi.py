@@ -48,16 +48,17 @@ async def docs(request: Request) -> Response[bytes]:
 
 def openapi_config() -> OpenAPIConfig:
     bearer = SecurityScheme(type="http", scheme="bearer", description="fg_live_<public id>_<secret>")
-    azure = SecurityScheme(
-        type="apiKey", name="api-key", security_scheme_in="header", description="The same."
+    azure, anthropic = (
+        SecurityScheme(type="apiKey", name=name, security_scheme_in="header", description="The same.")
+        for name in ("api-key", "x-api-key")
     )
     return OpenAPIConfig(
         title="Fairgate",
         version=API_VERSION,
         summary="OpenAI-compatible inference, shared by contract.",
         description="Token budgets, fair queueing, estimates and accounts in front of one engine pool.",
-        components=Components(security_schemes={"key": bearer, "azure": azure}),
-        security=[{"key": []}, {"azure": []}],
+        components=Components(security_schemes={"key": bearer, "azure": azure, "anthropic": anthropic}),
+        security=[{"key": []}, {"azure": []}, {"anthropic": []}],
         tags=[Tag("inference"), Tag("operation"), Tag("admin")],
         render_plugins=[],  # its pages load a renderer from a CDN
     )
@@ -87,7 +88,7 @@ def document(app: Litestar, schema: dict[str, Any]) -> dict[str, Any]:
 def describe(operation: dict[str, Any], opt: Mapping[str, Any]) -> None:
     """Completes an operation from its route's `opt`: `scope` of the key, `body` (`body_is_optional`),
     `headers`, bounds of its `parameters`, other `answers` by status (`plain`: the one that is no error),
-    `streams`, `media_type`."""
+    `streams`, `media_types`."""
     body = opt.get("body")
     if body is not None:
         reference = {"$ref": _REFERENCE.format(name=body.__name__)}
@@ -96,7 +97,10 @@ def describe(operation: dict[str, Any], opt: Mapping[str, Any]) -> None:
             "content": {"application/json": {"schema": reference}},
         }
     for parameter in operation.get("parameters", []):
-        openapi_fields.narrow(parameter["schema"], opt.get("parameters", {}).get(parameter["name"], {}))
+        known = openapi_fields.PARAMETERS | opt.get("parameters", {})
+        kinds = parameter["schema"].pop("oneOf", [{}])
+        parameter["schema"] |= next(kind for kind in kinds if kind.get("type") != "null")  # no text is null
+        openapi_fields.narrow(parameter["schema"], known.get(parameter["name"], {}))
     for name, (what, schema) in opt.get("headers", {}).items():
         operation.setdefault("parameters", []).append(
             {"name": name, "in": "header", "required": False, "description": what, "schema": schema}
@@ -119,7 +123,8 @@ def describe(operation: dict[str, Any], opt: Mapping[str, Any]) -> None:
         } | dict(opt.get("answers", {}))
     for status, answer in operation["responses"].items():
         if status.startswith("2"):
-            answer["content"] = {opt.get("media_type", "application/json"): {"schema": {}}}
+            kinds = opt.get("media_types", ("application/json",))
+            answer["content"] = {kind: {"schema": {}} for kind in kinds}
             if opt.get("streams"):
                 answer["content"]["text/event-stream"] = {"schema": {}}
     error = {"application/json": {"schema": {"$ref": _REFERENCE.format(name="Error")}}}

@@ -1,10 +1,12 @@
-"""Ranges and enumerations of the OpenAPI document, from the constants that check them.
+"""Ranges, forms and enumerations of the OpenAPI document, from the constants that check them.
 
-A field's name means the same in every body unless the body is named before it.
+A field's name means the same in every body unless the body is named before it, a parameter's in every route
+unless the route says otherwise.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,10 +16,15 @@ from gateway.requests.parse import LEFT_OUT_PARTS, MAX_METADATA, ROLES
 from gateway.requests.schemas import RANGES, Range
 from gateway.requests.vectors import calls
 from tenants.admin import validation
-from tenants.admin.brakes import MAX_BRAKE_S
+from tenants.admin.audit import MAX_TEXT
+from tenants.admin.brakes import BRAKED_TIERS, MAX_BRAKE_S
+from tenants.admin.cursor import CURSOR
+from tenants.admin.lists import flow, refusals, usage
 from tenants.admin.slos import MAX_TARGET_S, MIN_TARGET_S
-from tenants.outbox.address import MAX_URL_CHARS
+from tenants.counts import refusal_store
+from tenants.outbox.address import MAX_URL_CHARS, PORTS
 from tenants.outbox.kinds import SUBJECTS
+from tenants.people.person import MAX_NAME_CHARS
 from tenants.people.roles import Role
 from tenants.slo.slo import METRICS
 from tenants.types import MAX_END_USER_CHARS, SCOPES, LimitMode, Meter, OnLowBudget, Tier, Window
@@ -32,12 +39,46 @@ def one_of(values: Iterable[str]) -> dict[str, Any]:
     return {"enum": list(values)}
 
 
+def form(pattern: re.Pattern[str], most: int | None = None) -> dict[str, Any]:
+    """A text that matches as a whole, of at most so many characters."""
+    return {"pattern": f"^({pattern.pattern})$"} | ({} if most is None else {"maxLength": most})
+
+
+def text(most: int) -> dict[str, Any]:
+    """1 to `most` printable characters; a pattern can only say that none of them is a control."""
+    return {"minLength": 1} | form(_UNCONTROLLED, most)
+
+
+def groups(known: Iterable[str], *, some: bool = False) -> dict[str, Any]:
+    """Words with commas between them; or none, unless `some`."""
+    word = "|".join(known)
+    return form(re.compile(f"({word})(,({word}))*" if some else f"(({word})(,({word}))*)?"))
+
+
 def _range(bounds: Range) -> dict[str, Any]:
     if bounds.is_above:
         return {"exclusiveMinimum": bounds.lowest, "maximum": bounds.highest}
     return between(bounds.lowest, bounds.highest)
 
 
+_UNCONTROLLED = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")
+_NOT_BLANK = {"pattern": r"\S"}
+_REASON = {"maxLength": validation.MAX_REASON_CHARS}
+_INSTANT = {"format": "date-time"}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "cursor": form(CURSOR),
+    **dict.fromkeys(("from", "to", "since", "until"), _INSTANT),
+    "tier": one_of(Tier),
+    **dict.fromkeys(("tenant", "project", "key"), text(refusals.MAX_NAME_CHARACTERS)),
+    "model": text(validation.MAX_MODEL_CHARS),
+    "code": text(refusal_store.MAX_CODE_CHARACTERS),
+    **dict.fromkeys(("limit_id", "request_id"), text(refusal_store.MAX_ID_CHARACTERS)),
+    **dict.fromkeys(("outcome", "cause"), text(usage.MAX_TEXT)),
+    **dict.fromkeys(("pool", "replica"), text(flow.MAX_NAME)),
+    **dict.fromkeys(("actor", "subject"), text(MAX_TEXT)),
+    "end_user": {"maxLength": MAX_END_USER_CHARS},
+    "time_zone": form(validation.ZONE, validation.MAX_ZONE_CHARS),
+}
 FIELDS: dict[str, dict[str, Any]] = {name: _range(bounds) for name, bounds in RANGES.items()} | {
     "logit_bias": {"additionalProperties": {"type": "number"} | _range(RANGES["logit_bias"])},
     "max_tokens": between(1),
@@ -51,15 +92,30 @@ FIELDS: dict[str, dict[str, Any]] = {name: _range(bounds) for name, bounds in RA
     "safety_identifier": {"maxLength": MAX_END_USER_CHARS},
     "ContentPart.type": one_of(["text", *media.TYPES, *LEFT_OUT_PARTS]),
     "MediaUrl.detail": one_of(media.DETAILS),
+    "ChatCompletionRequest.messages": {"minItems": 1},
+    "CompletionRequest.prompt": {"minLength": 1, "minItems": 1},
     "encoding_format": one_of(calls.ENCODINGS),
     "dimensions": between(1, calls.MAX_DIMENSIONS),
     "top_n": between(1),
     "EmbeddingRequest.truncate_prompt_tokens": between(-1),
     "RerankRequest.truncate_prompt_tokens": between(-1),
+    **dict.fromkeys(("TenantCreate.name", "ProjectCreate.name"), form(validation.NAME)),
+    **dict.fromkeys(("ConfigTenant.name", "ConfigProject.name", "ConfigKey.name"), form(validation.NAME)),
+    **dict.fromkeys(("KeyCreate.name", "KeyChange.name"), form(re.compile(f"({validation.NAME.pattern})?"))),
+    "PersonInvite.name": {"minLength": 1} | form(re.compile(r"\S+"), MAX_NAME_CHARS),
+    **dict.fromkeys(
+        ("PriceSet.model", "ConfigPrice.model", "LimitSet.model", "ConfigLimit.model"),
+        _NOT_BLANK | {"maxLength": validation.MAX_MODEL_CHARS},
+    ),
+    "time_zone": PARAMETERS["time_zone"],
+    "thresholds": {"minItems": 1, "items": {"type": "integer"} | between(1, validation.MAX_THRESHOLD)},
+    "reason": _REASON,
+    **dict.fromkeys(("LimitOverride.reason", "LedgerAdjust.reason"), _REASON | _NOT_BLANK),
+    "until": _INSTANT,
     "weight": between(validation.MIN_WEIGHT, validation.MAX_WEIGHT),
     "tier": one_of(Tier),
     "tiers": {"items": {"type": "string"} | one_of(Tier)},
-    "scopes": {"items": {"type": "string"} | one_of(sorted(SCOPES))},
+    "scopes": {"minItems": 1, "items": {"type": "string"} | one_of(sorted(SCOPES))},
     "on_low_budget": one_of(OnLowBudget),
     "reserved_tokens_per_s": between(0, validation.MAX_RESERVED_TOKENS_PER_S),
     "reserved_tier": one_of([*Tier, validation.ALL_TIERS]),
@@ -70,14 +126,16 @@ FIELDS: dict[str, dict[str, Any]] = {name: _range(bounds) for name, bounds in RA
     "above_tokens": between(0, validation.MAX_ABOVE_TOKENS),
     "expires_in_s": {"exclusiveMinimum": 0, "maximum": validation.MAX_EXPIRY_S},
     "grace_s": between(0, validation.MAX_GRACE_S),
+    "BrakeSet.tier": one_of(BRAKED_TIERS),
     "LimitOverride.for_s": {"exclusiveMinimum": 0, "maximum": validation.MAX_OVERRIDE_S},
     "BrakeSet.for_s": between(1, MAX_BRAKE_S),
     "share": {"exclusiveMinimum": 0, "maximum": 1},
     "PersonInvite.role": one_of(Role),
     "PersonChange.role": one_of(Role),
     "subjects": {"items": {"type": "string"} | one_of(SUBJECTS)},
-    "WebhookAdd.url": {"maxLength": MAX_URL_CHARS},
+    "WebhookAdd.url": form(re.compile(f"({'|'.join(PORTS)})://[!-~]+"), MAX_URL_CHARS),
     "DeliveryAgain.seq": between(1, 2**63 - 1),
+    "percentile": between(1, 100),
     "metric": one_of(METRICS),
     "target_s": between(MIN_TARGET_S, MAX_TARGET_S),
 }

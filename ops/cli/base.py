@@ -10,9 +10,11 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -189,6 +191,23 @@ def answer(value: Any, text: Callable[[], None] | str, charts: Sequence[Chart] =
         names = ", ".join(late)
         click.echo(f"not in force yet at these gateways, which have not confirmed it: {names}", err=True)
         context.exit(UNCONFIRMED)
+
+
+@contextmanager
+def opened(output: Path | None) -> Iterator[TextIO]:
+    """Stdout, or a file that takes its name once it is complete. Raises `Failure` if it cannot be written."""
+    if output is None:
+        yield sys.stdout
+        return
+    partial = output.with_name(output.name + ".partial")
+    try:
+        with partial.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        partial.replace(output)
+    except OSError as error:
+        raise Failure(f"{output} cannot be written: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_page(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import click
 
@@ -52,3 +53,8 @@ class PastInstant(click.ParamType[str]):
 
 SINCE = click.option("--from", "since", type=PastInstant(), help="From then on: an instant, or 24h, 7d ago.")
 UNTIL = click.option("--to", "until", type=PastInstant(), help="Before then: an instant, or 24h, 7d ago.")
+OUTPUT = click.option(
+    "--output",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write to this file, which is there complete or not at all.  [default: stdout]",
+)

@@ -36,6 +36,7 @@ from tenants.admin.lists.moves import MoveReads
 from tenants.admin.lists.objects import ObjectLists
 from tenants.admin.lists.refusals import RefusalReads
 from tenants.admin.lists.requests import RequestLists
+from tenants.admin.lists.sessions import SessionLists
 from tenants.admin.lists.usage import UsageCommands
 from tenants.admin.people import PeopleCommands
 from tenants.admin.policy import PolicyCommands
@@ -99,6 +100,7 @@ class Admin(
     PolicyCommands,
     PriceCommands,
     RefusalReads,
+    SessionLists,
     SloCommands,
     UsageCommands,
     WebhookCommands,

@@ -157,10 +157,8 @@ def _share(value: float) -> float:
     return float(value)
 
 
-def _for_s(value: float | None) -> float:
+def _for_s(value: float) -> float:
     hours = MAX_BRAKE_S // 3600
-    if value is None:
-        raise Invalid("for_s", f"a brake needs an end: say for how long, from 1 second to {hours} hours")
     validation.finite("for_s", value, "a finite number of seconds")
     if not 1 <= value <= MAX_BRAKE_S:
         raise Invalid(

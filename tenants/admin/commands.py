@@ -153,8 +153,8 @@ class BrakeSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tier: str
     share: float
     """Of places, KV cache and step tokens, above 0 and at most 1."""
-    for_s: float | None = None
-    """Required: a brake ends by itself."""
+    for_s: float
+    """A brake ends by itself."""
     reason: str = ""
 
 

@@ -56,6 +56,7 @@ MAX_EXPIRY_S = 10 * 366 * 86_400
 MAX_GRACE_S = 30 * 86_400
 MAX_OVERRIDE_S = 366 * 86_400
 MAX_REASON_CHARS = 200
+MAX_ZONE_CHARS = 64
 MAX_THRESHOLDS = 8
 MAX_THRESHOLD = 1_000
 """Ten times the amount: a soft limit may be exceeded."""
@@ -63,12 +64,13 @@ MAX_THRESHOLD = 1_000
 ALL_TIERS = "all"
 """Of a reservation that is not for one tier."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+/-]*")
 _ID = re.compile(r"(ten|prj|key|lim)_")
 
 
 def name(field: str, value: str) -> str:
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
+    if not isinstance(value, str) or not NAME.fullmatch(value):
         raise Invalid(field, "use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit")
     if _ID.match(value):
         raise Invalid(field, "must not look like an id (ten_, prj_, key_, lim_)")
@@ -307,7 +309,7 @@ def ceiling_milli(wanted: LimitSet) -> int | None:
 
 def iana_zone(value: str) -> str:
     try:
-        if len(value) > 64:
+        if len(value) > MAX_ZONE_CHARS or ZONE.fullmatch(value) is None:
             raise ValueError
         ZoneInfo(value)
     except (ValueError, OSError, KeyError, TypeError):

@@ -35,6 +35,8 @@ class StoredTimeline(msgspec.Struct, frozen=True):
     """Id of the description of the server that ran it; None: not described."""
     terms: str | None = None
     """Id of the description of what its key was entitled to."""
+    session: str | None = None
+    """The session that it is a call of."""
 
 
 @dataclass(frozen=True, slots=True)

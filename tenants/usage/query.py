@@ -21,7 +21,8 @@ MOST_LEDGER_DAYS = 31
 GROUPS = ("tenant", "project", "key", "model", "tier", "outcome")
 LABEL = "label:"
 FINE = frozenset({"project", "key"})
-MOST_GROUPS = 6
+MOST_GROUPS = 8
+"""What an export has by itself (five), and three labels."""
 MOST_LABELS = 4
 FIRST_US, LAST_US = 0, 253_370_764_800 * 1_000_000
 """1970 to 9999: around these, too, every time zone has days and months."""

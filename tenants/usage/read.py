@@ -154,7 +154,8 @@ def statement_of(
 ) -> Select[Any]:
     conditions = [
         usage_sums.c.grain == grain.value,
-        usage_sums.c.start_us >= query.from_us,
+        # No row of an earlier window is behind `after`.
+        usage_sums.c.start_us >= (query.from_us if after is None else max(query.from_us, after[0])),
         usage_sums.c.start_us < query.to_us,
         *(usage_sums.c[name] == value for name, value in _filters(query).items() if value is not None),
     ]

@@ -146,10 +146,10 @@ def test_a_wrong_key_is_told_in_the_words_that_clients_look_for(server: Server, 
 @pytest.mark.parametrize(
     ("path", "instead"),
     [
-        ("/v1/responses", "use /v1/chat/completions"),
+        ("/v1/realtime", "use /v1/chat/completions"),
         ("/v1/batches", "'service_tier': 'flex'"),
         ("/v1/moderations", "/v1/completions"),
-        ("/v1/threads/thread_1/messages", "use /v1/chat/completions"),
+        ("/v1/threads/thread_1/messages", "use /v1/responses"),
         ("/chat/completions", "use /v1/chat/completions"),
         ("/v1/v1/chat/completions", "use /v1/chat/completions"),
         ("/nothing", "GET /docs"),

@@ -219,6 +219,7 @@ UNKNOWN_KEY = "fg_live_AAAAAAAAAAAA_" + "B" * 43
         ({"api-key": ""}, "didn't provide"),
         ({"api-key": "two words"}, "malformed"),
         ({"api-key": UNKNOWN_KEY}, "there is none like it"),
+        ({"x-api-key": "two words"}, "malformed"),
         ({"authorization": f"Bearer {UNKNOWN_KEY}", "api-key": UNKNOWN_KEY}, "there is none like it"),
         ({"authorization": "Basic dXNlcjpwYXNz", "api-key": UNKNOWN_KEY}, "didn't provide"),
     ],
@@ -233,13 +234,16 @@ def test_a_key_may_stand_in_the_header_of_azures_clients_and_never_beside_anothe
     first, second = server.tenant("azure-first"), server.tenant("azure-second")
     bearer = {"authorization": f"Bearer {first}"}
     with httpx.Client(base_url=server.url) as client:
-        for headers in ({"api-key": first}, bearer | {"api-key": first}):
+        same = {"api-key": first, "x-api-key": first}
+        for headers in ({"api-key": first}, {"x-api-key": first}, bearer | same):
             answer = client.post(CHAT, json=chat(), headers=headers)
             assert (answer.status_code, answer.headers["x-fairgate-tenant"]) == (200, "azure-first")
         for headers in (
             bearer | {"api-key": second},
             bearer | {"api-key": UNKNOWN_KEY},
             bearer | {"api-key": ""},
+            bearer | {"x-api-key": second},
+            {"api-key": first, "x-api-key": second},
         ):
             refused(client.post(CHAT, json=chat(), headers=headers), 401, "invalid_api_key")
         different = client.post(CHAT, json=chat(), headers=bearer | {"api-key": second})

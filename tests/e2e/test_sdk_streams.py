@@ -1,13 +1,7 @@
 """Streams with headers and comments before the first token, read by other SDKs than the suite's own.
 
 The majors of `openai` before the installed one, LangChain and OpenAI's SDK for Node are looked for in a
-directory of their own, as `make test-sdks` fills it:
-
-    pip install --target .sdks/openai1 'openai<2'
-    pip install --target .sdks/openai2 'openai<3'
-    pip install --target .sdks/langchain langchain-openai
-    npm install --prefix .sdks/node openai
-    FAIRGATE_TEST_SDKS=.sdks pytest tests/e2e/test_sdk_streams.py
+directory of their own, as `make test-sdks` fills it.
 """
 
 from __future__ import annotations
@@ -22,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sdk_scripts import require_sdk
 from tests.support.server_process import MODEL, Server, server_process
 from tests.support.waiting_streams import full
 
-SDKS = Path(os.environ.get("FAIRGATE_TEST_SDKS", "/nonexistent")).absolute()
 OPENAI = """
 import sys, json, openai
 client = openai.OpenAI(base_url=sys.argv[1], api_key=sys.argv[2], max_retries=0)
@@ -95,10 +89,9 @@ def keys(narrow: Server) -> dict[str, str]:
 @pytest.mark.parametrize("sdk", ["openai", "openai1", "openai2", "langchain", "node"])
 def test_a_stream_that_is_told_of_its_wait_is_parsed(narrow: Server, keys: dict[str, str], sdk: str) -> None:
     """The SDK has its stream while the request waits, and all of its text afterwards."""
-    if sdk != "openai" and not (SDKS / sdk).is_dir():
-        pytest.skip(f"{sdk} is not in FAIRGATE_TEST_SDKS: make test-sdks")
+    directory = Path() if sdk == "openai" else require_sdk(sdk)
     command = [sys.executable, "-c", LANGCHAIN if sdk == "langchain" else OPENAI]
-    environment = os.environ | {"PYTHONPATH": str(SDKS / sdk), "NODE_PATH": str(SDKS / sdk / "node_modules")}
+    environment = os.environ | {"PYTHONPATH": str(directory), "NODE_PATH": str(directory / "node_modules")}
     if sdk == "node":
         node = shutil.which("node")
         assert node is not None, "Node's SDK is there, and Node is not"

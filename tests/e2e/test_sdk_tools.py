@@ -21,11 +21,11 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel
 
-from tests.support.rule_server import MODEL, rule_server
+from tests.support.rule_server import MODEL
+from tests.support.sdk_scripts import SCRIPT_S, require_sdk, run_script
 from tests.support.server_process import MODEL as OWN_MODEL
-from tests.support.server_process import PRICE, Server, server_process, until
+from tests.support.server_process import Server
 
-SDKS = Path(os.environ.get("FAIRGATE_TEST_SDKS", "/nonexistent")).absolute()
 TOOLS: Any = [
     {
         "type": "function",
@@ -42,7 +42,6 @@ TOOLS: Any = [
     }
 ]
 ASKED: Any = [{"role": "user", "content": "Call add with 3 and 'three'."}]
-SCRIPT_S = 240.0
 LANGCHAIN_TESTS = 40
 """Of its tests at least so many are run; the others need what a text server has not, or the network."""
 
@@ -215,25 +214,6 @@ class Person(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[Server]:
-    """A gateway in front of the server that answers by rule, which it has tried itself."""
-    with rule_server() as peer:
-        upstream = {
-            "name": "rules",
-            "url": f"{peer.url}/v1",
-            "model": MODEL,
-            "tokenizer_dir": str(chat_model),
-            "server": "vllm",
-            "fields": ["file"],
-        }
-        arguments = ["--engine-serve", "no", "--upstreams", json.dumps([upstream])]
-        arguments += ["--prices", f"{PRICE},{MODEL}=100/300/50"]
-        with server_process(tmp_path_factory.mktemp("gateway"), chat_model, *arguments) as running:
-            until(lambda: "tools" in json.dumps(running.status()["models"]))
-            yield running
-
-
-@pytest.fixture(scope="module")
 def key(gateway: Server) -> str:
     return gateway.tenant("acme")
 
@@ -310,36 +290,19 @@ def test_what_applications_send_is_taken(
         assert answer.status_code == 200, answer.text
 
 
-def run(sdk: str, script: str, gateway: Server, key: str) -> dict[str, Any]:
-    """What a script of one SDK says."""
-    if not (SDKS / sdk).is_dir():
-        pytest.skip(f"{sdk} is not in FAIRGATE_TEST_SDKS: make test-sdks")
-    ended = subprocess.run(
-        [sys.executable, "-c", script, f"{gateway.url}/v1", key, MODEL],
-        env=os.environ | {"PYTHONPATH": str(SDKS / sdk)},
-        capture_output=True,
-        text=True,
-        timeout=SCRIPT_S,
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    said: dict[str, Any] = json.loads(ended.stdout)
-    return said
-
-
 def test_instructor_gets_its_types(gateway: Server, key: str) -> None:
-    said = run("instructor", INSTRUCTOR, gateway, key)
+    said = run_script("instructor", INSTRUCTOR, gateway, key, MODEL)
     assert set(map(str, said.values())) == {str({"name": "Ada", "age": 36})}
 
 
 def test_pydantic_ai_gets_its_types_and_runs_its_tools(gateway: Server, key: str) -> None:
-    said = run("pydantic_ai", PYDANTIC_AI, gateway, key)
+    said = run_script("pydantic_ai", PYDANTIC_AI, gateway, key, MODEL)
     assert said["tool"] == said["native"] == {"name": "Ada", "age": 36}
     assert (said["called"], said["loop"]) == ([21], "It says: 42")
 
 
 def test_langchains_own_tests_pass(gateway: Server, key: str, tmp_path: Path) -> None:
-    if not (SDKS / "langchain" / "langchain_tests").is_dir():
-        pytest.skip("langchain-tests is not in FAIRGATE_TEST_SDKS: make test-sdks")
+    langchain = require_sdk("langchain")
     (tmp_path / "test_chat.py").write_text(LANGCHAIN)
     where = {"GATEWAY": f"{gateway.url}/v1", "KEY": key, "MODEL": MODEL}
     ended = subprocess.run(
@@ -358,7 +321,7 @@ def test_langchains_own_tests_pass(gateway: Server, key: str, tmp_path: Path) ->
             "test_chat.py",
         ],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(SDKS / "langchain")} | where,
+        env=os.environ | {"PYTHONPATH": str(langchain)} | where,
         capture_output=True,
         text=True,
         timeout=SCRIPT_S,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import csv
+import hashlib
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import text
 
 from ops.sandbox.usage_check import usage_differences
 from tenants.admin.cursor import encode_cursor
@@ -115,6 +119,41 @@ def test_pages_of_labels_go_on(server: Server) -> None:
     assert one["output_tokens"] == 3 + 5
 
 
+def test_a_run_of_an_agent_is_shown_together(server: Server) -> None:
+    key, other = _tenant(server, "usage-agent"), _tenant(server, "usage-other-agent")
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "go"}], "max_tokens": 4}
+    asked = [
+        ("/v1/chat/completions", chat | {"prompt_cache_key": "ignored"}, {"session-id": "run-7"}),
+        ("/v1/chat/completions", chat | {"prompt_cache_key": "run-7"}, {}),
+        ("/v1/completions", {"model": MODEL, "prompt": "go", "max_tokens": 3}, {"session_id": "run-7"}),
+        ("/v1/chat/completions", chat | {"prompt_cache_key": "my long name/" * 9}, {}),
+        ("/v1/chat/completions", chat, {}),
+    ]
+    with server.http(key) as client:
+        ids = []
+        for path, body, headers in asked:
+            answer = client.post(path, json=body, headers=headers)
+            assert answer.status_code == 200, answer.text
+            ids.append(answer.headers["x-request-id"])
+        until(lambda: len(client.get("/v1/sessions").json()["data"]) == 2)
+        listed = client.get("/v1/sessions").json()
+        run = client.get("/v1/sessions/run-7").json()
+        named = [client.get(f"/v1/requests/{each}").json()["session"] for each in ids]
+    long_name = "sha256:" + hashlib.sha256(b"my long name/" * 9).hexdigest()[:32]
+    assert [each["id"] for each in listed["data"]] == [long_name, "run-7"]
+    assert named == ["run-7", "run-7", "run-7", long_name, None]
+    assert [each["id"] for each in run["newest"]] == ids[2::-1]
+    [charged] = _usage(server, key, "/v1/usage")["data"]
+    rest = _usage(server, path=f"/admin/v1/requests/{ids[4]}")
+    for name in ("input_tokens", "output_tokens", "cost_nanousd"):
+        assert sum(each[name] for each in listed["data"]) == charged[name] - rest[name] > 0, name
+    assert answer_of(server, "usage", "sessions", "usage-agent", "run-7") == run
+    assert fairgate(server, "usage", "sessions", "usage-agent").output.count("run-7") == 1
+    with server.http(other) as client:
+        assert client.get("/v1/sessions").json()["data"] == []
+        assert client.get("/v1/sessions/run-7").status_code == 404
+
+
 def _cursor_to(end_us: int) -> str:
     """A cursor of daily usage as a client might make it up."""
     return encode_cursor("usage", {"window": "day"}, (end_us - 10, end_us, 0))
@@ -166,6 +205,27 @@ def test_the_command_line_shows_verifies_and_rebuilds(server: Server) -> None:
         assert client.post("/admin/v1/usage/rebuild").json() == {"corrected": 0}
     acts = server.admin("GET", "/audit?act=usage.rebuild")["data"]
     assert {each["origin"] for each in acts} >= {"cli"}
+
+
+def test_a_file_of_usage_by_route_and_by_command_is_the_ledger(server: Server, tmp_path: Path) -> None:
+    key, file = _tenant(server, "usage-i", {"team": ["search"]}), tmp_path / "usage"
+    _ask(server, key, 1, metadata={"team": "search"})
+    engine = create_sql_engine(_ledger(server), writing=False)
+    with engine.connect() as connection:
+        of_tenant = "FROM ledger JOIN tenants ON tenants.id = tenant_id WHERE name = 'usage-i'"
+        query = f"SELECT SUM(cost_nanousd) {of_tenant} AND kind IN ('settle', 'credit', 'adjust')"
+        [charged] = connection.execute(text(query)).scalars()
+    engine.dispose()
+    for form, column in {"focus": "BilledCost", "csv": "cost_nanousd", "jsonl": "cost_nanousd"}.items():
+        with server.http() as client:
+            asked = {"format": form, "tenant": "usage-i", "group_by": "label:team"}
+            answer = client.get("/admin/v1/usage/export", params=asked)
+        command = ("usage", "export", "--format", form, "--tenant", "usage-i", "--by", "label:team")
+        assert answer_of(server, *command, "--output", str(file)) == {"format": form, "output": str(file)}
+        assert answer.content == file.read_bytes() == fairgate(server, *command).stdout_bytes
+        [row] = [answer.json()] if form == "jsonl" else csv.DictReader(answer.text.splitlines())
+        assert Decimal(row[column]) == (Decimal(charged).scaleb(-9) if form == "focus" else charged)
+        assert "search" in answer.text
 
 
 def test_a_gateway_killed_between_settlement_and_fold_loses_nothing(tmp_path: Path, chat_model: Path) -> None:

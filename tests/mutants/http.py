@@ -250,3 +250,25 @@ HTTP_MUTATIONS = mutations_of(
         ),
     ]
 )
+
+EVENTS, EVENTS_TEST = (
+    "gateway/requests/dialects/response_events.py",
+    "tests/unit/gateway/requests/dialects/test_response_events.py",
+)
+BLOCKS, BLOCKS_TEST = (
+    "gateway/requests/dialects/message_events.py",
+    "tests/unit/gateway/requests/dialects/test_message_events.py",
+)
+ITEMS_TEST = "tests/unit/gateway/requests/dialects/test_responses.py"
+DIALECT_MUTATIONS = mutations_of(
+    [
+        (EVENTS, "responses: items are never closed", "return self._close_all()", 'return b""', EVENTS_TEST),
+        (EVENTS, "responses: a budget's end is called complete", '== "length" else None', '== "" else None', EVENTS_TEST),
+        (BLOCKS, "messages: calls side by side are mixed", "if index in self._held_calls or (self._open == CALL and not self._is_call_whole()):", "if False:", BLOCKS_TEST),
+        (BLOCKS, "messages: cached tokens are counted twice", '"input_tokens": input_tokens - cached_tokens,', '"input_tokens": input_tokens,', BLOCKS_TEST),
+        ("gateway/requests/dialects/tools.py", "dialects: two tools of one name are passed on", "if name in known:", "if False:", ITEMS_TEST),
+        ("gateway/requests/dialects/translation.py", "dialects: refusals name a chat's fields", "return self.names[prefix] + field[len(prefix) :]", "return field", ITEMS_TEST),
+        ("tenants/admin/lists/sessions.py", "sessions: another tenant's calls are shown", "select(names, at_us).where(timelines.c.tenant_id == tenant_id,", "select(names, at_us).where(timelines.c.tenant_id != '',", "tests/integration/test_sessions.py"),
+        ("tenants/csv_table.py", "csv: a text runs as a formula", "isinstance(value, str) and value.startswith(FORMULA_STARTS)", "False", "tests/unit/tenants/usage/test_export.py"),
+    ]
+)  # fmt: skip

@@ -26,7 +26,7 @@ from tests.mutants.books import BOOKS_MUTATIONS
 from tests.mutants.console import CONSOLE_MUTATIONS
 from tests.mutants.engine import ENGINE_MUTATIONS
 from tests.mutants.flow import FLOW_MUTATIONS
-from tests.mutants.http import HTTP_MUTATIONS
+from tests.mutants.http import DIALECT_MUTATIONS, HTTP_MUTATIONS
 from tests.mutants.kernels import KERNEL_MUTATIONS, SAMPLING_KERNEL_MUTATIONS
 from tests.mutants.lua import LUA_MUTATIONS
 from tests.mutants.mutations import Mutation
@@ -42,6 +42,7 @@ EVERY = [
     *ENGINE_MUTATIONS,
     *FLOW_MUTATIONS,
     *HTTP_MUTATIONS,
+    *DIALECT_MUTATIONS,
     *CONSOLE_MUTATIONS,
     *BOOKS_MUTATIONS,
     *KERNEL_MUTATIONS,

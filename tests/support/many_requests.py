@@ -129,8 +129,8 @@ def fill(connection: Connection, sizes: Sizes, now_us: int) -> None:
     insert("ledger", f"kind, outcome, {common}", f"'settle', {outcome}, {row}", sizes.requests)
     insert(
         "timelines",
-        "request_id, tenant_id, ended_us, packed",
-        f"'req_' || i, 'ten_' || ({of_key}), {at_us}, :packed",
+        "request_id, tenant_id, ended_us, packed, session",
+        f"'req_' || i, 'ten_' || ({of_key}), {at_us}, :packed, 'run-' || (i / (1 + :tenants) % 2)",
         sizes.requests,
     )
     insert(

@@ -25,7 +25,8 @@ PARAGRAPH = "This is an answer by rule."
 
 
 def instance(schema: dict[str, Any], prompt: str = "", root: dict[str, Any] | None = None) -> Any:
-    """A value that the schema allows. Numbers and quoted strings are the prompt's where it has any."""
+    """A value that the schema allows, of the prompt's first number and last quoted string where it has any.
+    An object has what it requires, or all of its fields where it requires none."""
     root = schema if root is None else root
     if "$ref" in schema:
         target: Any = root
@@ -46,7 +47,8 @@ def instance(schema: dict[str, Any], prompt: str = "", root: dict[str, Any] | No
     match kind:
         case "object":
             fields = schema.get("properties", {})
-            return {name: instance(each, prompt, root) for name, each in fields.items()}
+            chosen = schema.get("required") or fields
+            return {name: instance(fields[name], prompt, root) for name in chosen}
         case "array":
             count = max(1, schema.get("minItems", 1))
             return [instance(schema.get("items", {"type": "string"}), prompt, root)] * count
@@ -56,7 +58,7 @@ def instance(schema: dict[str, Any], prompt: str = "", root: dict[str, Any] | No
             return True
         case "null":
             return None
-    return quoted[0] if quoted else WORD
+    return quoted[-1] if quoted else WORD
 
 
 @contextmanager

@@ -1,18 +1,20 @@
-"""Pytest plugin: a server that tests share, its model, and a browser in front of it.
+"""Pytest plugin: servers that tests share, their model, and a browser in front of it.
 
 The `conftest.py` of a folder whose tests use them registers it; others need not import what it imports.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support import rule_server
 from tests.support.chromium import chromium as chromium
 from tests.support.chromium import visitor as visitor
-from tests.support.server_process import Server, save_chat_model, server_process
+from tests.support.server_process import PRICE, Server, save_chat_model, server_process, until
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +30,22 @@ def server(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterat
     flags = ["--engine-max-sequences", "8", "--gateway-alert-every", "1", "--gateway-webhook-private", "yes"]
     with server_process(data_dir, chat_model, *flags) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def gateway(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[Server]:
+    """One in front of the server that answers by rule, which it has tried itself. Shared, as `server`."""
+    with rule_server.rule_server() as peer:
+        upstream = {
+            "name": "rules",
+            "url": f"{peer.url}/v1",
+            "model": rule_server.MODEL,
+            "tokenizer_dir": str(chat_model),
+            "server": "vllm",
+            "fields": ["file"],
+        }
+        arguments = ["--engine-serve", "no", "--upstreams", json.dumps([upstream])]
+        arguments += ["--prices", f"{PRICE},{rule_server.MODEL}=100/300/50"]
+        with server_process(tmp_path_factory.mktemp("gateway"), chat_model, *arguments) as running:
+            until(lambda: "tools" in json.dumps(running.status()["models"]))
+            yield running

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -171,13 +171,15 @@ def _logprobs(call: Call, logprobs: Sequence[TokenLogprob], characters_before: i
 
 
 def _chat_logprobs(logprobs: Sequence[TokenLogprob], *, has_top: bool) -> dict[str, Any]:
-    return {
-        "content": [
-            item.shown if isinstance(item, ServerLogprob) else _chat_logprob(item, has_top=has_top)
-            for item in logprobs
-        ],
-        "refusal": None,
-    }
+    return {"content": shown_logprobs(logprobs, has_top=has_top), "refusal": None}
+
+
+def shown_logprobs(logprobs: Sequence[TokenLogprob], *, has_top: bool) -> list[Mapping[str, Any]]:
+    """Each token with its log probability, as a chat shows them; `has_top`: with the most likely ones."""
+    return [
+        item.shown if isinstance(item, ServerLogprob) else _chat_logprob(item, has_top=has_top)
+        for item in logprobs
+    ]
 
 
 def _chat_logprob(item: TokenLogprob, *, has_top: bool) -> dict[str, Any]:

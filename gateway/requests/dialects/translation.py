@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
+from gateway import errors
+from gateway.domain.account import Account
 from gateway.domain.call import Call
 from gateway.errors import ApiError
 from gateway.requests.parse import RequestContext, parse_chat
 from gateway.requests.schemas import ChatCompletionRequest
 
-_QUOTED = re.compile(r"'([a-z_]+[^' ]*)'")
+MOST_NOTES = 32
+_NAMED = re.compile(r"(?<=')[a-z_]+[^' ]*(?=')|\bmax_tokens\b")
 
 
 class LeftOut(NamedTuple):
@@ -22,8 +26,11 @@ class LeftOut(NamedTuple):
     param: str
     why: str
 
-    def as_json(self) -> dict[str, str]:
-        return self._asdict()
+
+def with_notes(account: Account, left_out: Sequence[LeftOut]) -> dict[str, Any]:
+    """The `fairgate` object of an answer."""
+    notes = {"left_out": [each._asdict() for each in left_out]} if left_out else {}
+    return account.as_json() | notes
 
 
 class Translation(msgspec.Struct):
@@ -35,6 +42,11 @@ class Translation(msgspec.Struct):
     lies within a field is named likewise."""
     left_out: list[LeftOut]
 
+    def leave_out(self, param: str, why: str) -> None:
+        """Notes it, of what is left out for the same reason the first."""
+        if len(self.left_out) < MOST_NOTES and all(note.why != why for note in self.left_out):
+            self.left_out.append(LeftOut(param, why))
+
     def parse(self, context: RequestContext) -> Call:
         """Raises `ApiError` in the request's own field names."""
         try:
@@ -44,7 +56,7 @@ class Translation(msgspec.Struct):
 
     def in_own_words(self, error: ApiError) -> ApiError:
         """The refusal of `chat` as one of the request that it came from."""
-        message = _QUOTED.sub(lambda found: f"'{self._own(found[1])}'", error.message)
+        message = _NAMED.sub(lambda found: self._own(found[0]), error.message)
         return replace(error, message=message, param=error.param and self._own(error.param))
 
     def _own(self, field: str) -> str:
@@ -55,3 +67,12 @@ class Translation(msgspec.Struct):
                 return field
             prefix = prefix[:cut]
         return self.names[prefix] + field[len(prefix) :]
+
+
+def required(value: str | None, path: str) -> str:
+    """Raises `ApiError` for a field that is left out."""
+    if value is None:
+        raise errors.bad_request(
+            f"Missing required parameter: '{path}'.", path, code="missing_required_parameter"
+        )
+    return value

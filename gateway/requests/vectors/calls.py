@@ -14,6 +14,7 @@ import msgspec
 from engine.messages import SamplingParams
 from gateway import errors
 from gateway.domain.call import Call
+from gateway.domain.ids import session_id
 from gateway.domain.tiers import tier_of
 from gateway.requests.fields.servers import require_servers
 from gateway.requests.parse import RequestContext, check_model, end_user_of, labels_of, text_prompt
@@ -198,6 +199,7 @@ def _call(
         wordings=(Wording(task=task, fields=fields, needs=needs, is_uncountable=True),),
         pool=context.model.pool,
         end_user=end_user_of(request),
+        session=session_id(context.session),
         names_tier=request.service_tier not in (None, "auto"),
         labels=labels_of(request.metadata, principal.labels),
         first_byte_s=context.first_byte_s,

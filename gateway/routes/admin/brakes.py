@@ -8,6 +8,7 @@ from litestar.params import FromQuery
 from gateway.http.asgi import Request
 from gateway.routes.admin.common import CHANGE, READ, actor, changed, if_match
 from gateway.routes.context import admin_of, asked, gateway_of, json_response
+from gateway.routes.openapi_fields import one_of
 from tenants.admin.brakes import BRAKED_TIERS, MAX_BRAKE_S
 from tenants.admin.commands import BrakeEnd, BrakeSet
 
@@ -37,7 +38,12 @@ async def set_brake(request: Request) -> Response[bytes]:
     return answer
 
 
-@delete("/admin/v1/brake", status_code=200, opt=CHANGE, summary="End a tier's brake before its time")
+@delete(
+    "/admin/v1/brake",
+    status_code=200,
+    opt=CHANGE | {"parameters": {"tier": one_of(BRAKED_TIERS)}},
+    summary="End a tier's brake before its time",
+)
 async def end_brake(request: Request, tier: FromQuery[str]) -> Response[bytes]:
     gateway = gateway_of(request)
     brake = await gateway.deps.admin.end_brake(

@@ -12,13 +12,17 @@ from gateway import errors
 from gateway.http.accesses import actor_of
 from gateway.http.asgi import Request, headers_of
 from gateway.routes.context import admin_of, gateway_of, json_response
-from gateway.routes.openapi_fields import between
+from gateway.routes.openapi_fields import between, form
 from tenants.admin.audit import Actor
 from tenants.admin.commands import Withdrawal
 from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.admin.transaction import ANY, IfMatch, etag_of
 
 T = TypeVar("T")
+
+MAX_IF_MATCH = 1_000
+_TAG = re.compile(r'(W/)?"([!#-~]*)"')
+_IF_MATCH = re.compile(rf"\*|{_TAG.pattern}( *, *{_TAG.pattern})*")
 
 READ = {"scope": "admin:read"}
 WRITE = {"scope": "admin:write"}
@@ -27,7 +31,7 @@ CHANGE: dict[str, Any] = WRITE | {
         "If-Match": (
             "Entity tags (`ETag`) of which the object must have one, or `*`: it must exist. Compared in the"
             " transaction of the change.",
-            {"type": "string"},
+            {"type": "string"} | form(_IF_MATCH, MAX_IF_MATCH),
         )
     },
     "answers": {
@@ -46,9 +50,6 @@ SHORT_PAGES = (
     "One page looks at a bounded number of rows: where few match the filter it is shorter than `limit`, or"
     " empty, and goes on."
 )
-
-MAX_IF_MATCH = 1_000
-_TAG = re.compile(r'(W/)?"([\x21\x23-\x7e]*)"')
 
 
 async def changed(
@@ -70,16 +71,13 @@ def if_match(request: Request) -> IfMatch:
     text = headers_of(request.scope).get("if-match")
     if text is None:
         return None
-    if text.strip() == "*":
-        return ANY
-    tags = [_TAG.fullmatch(tag.strip()) for tag in text.split(",")]
-    if len(text) > MAX_IF_MATCH or not all(tags):
+    if len(text) > MAX_IF_MATCH or _IF_MATCH.fullmatch(text.strip()) is None:
         raise errors.bad_header(
             "If-Match",
             text,
             'Give the ETag of an answer as it is, in its quotes, such as "0123456789abcdef", or *.',
         )
-    return frozenset(tag[2] for tag in tags if tag is not None and tag[1] is None)
+    return ANY if text.strip() == "*" else frozenset(tag for weak, tag in _TAG.findall(text) if not weak)
 
 
 async def named(request: Request, shown: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from tenants.types import Tier
 
 @get(
     "/admin/v1/requests",
-    opt=READ,
+    opt=READ | {"parameters": {"model": {}, "tier": one_of(["", *Tier]), "status": one_of(["", *STATUSES])}},
     summary="List requests that wait or run, of one tenant or of all",
     description=f"{LISTED} `tenant`: name or id; `project`: id, or with `tenant` a name; `key`: id or visible"
     f" prefix; `model`: as asked for; `tier`: {', '.join(Tier)}; `status`: {', '.join(STATUSES)} (limited:"

@@ -19,7 +19,7 @@ TENANT = "bench"
 
 
 class NoText:
-    stopped = False
+    stopped = ""
 
     def push(self, token_id: int) -> str:
         return ""

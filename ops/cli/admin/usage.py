@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ops.cli.admin.administer import actor, administer
-from ops.cli.base import answer, group
-from ops.cli.options import Duration
+from ops.cli.base import answer, group, opened
+from ops.cli.options import OUTPUT, Duration
 from ops.reporting import table
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def usage() -> None:
       fairgate usage show --by tenant,model
       fairgate usage show --by key --tenant acme --window day --from 7d
       fairgate usage show --by tenant --window month --from 2026-01-01 --to 2026-04-01
+      fairgate usage sessions acme
+      fairgate usage export --from 2026-01-01 --to 2026-02-01 --output january.csv
       fairgate usage verify
     """
 
@@ -134,6 +137,45 @@ def show(limit: int, cursor: str | None, **asked: Any) -> None:
     answer(answered, text)
 
 
+@usage.command()
+@click.option(
+    "--format", "form", type=click.Choice(["focus", "csv", "jsonl"]), default="focus", show_default=True
+)
+@click.option(
+    "--window", type=click.Choice(["total", "hour", "day", "month"]), default="day", show_default=True
+)
+@click.option("--by", "group_by", default="", metavar="NAMES", help="As of `fairgate usage show`.")
+@OUTPUT
+def export(form: str, output: Path | None, **asked: Any) -> None:
+    """Writes usage as a file, all rows of it: its sums are the ledger's, to the nano-dollar.
+
+    \b
+      fairgate usage export --from 2026-01-01 --to 2026-02-01 --output january.csv
+      fairgate usage export --by label:team --window month        teams as tags
+    FOCUS 1.2 is by tenant, project, key, model and tier, with up to three others of --by as tags; csv and
+    jsonl are by the same unless --by says else. A window that has ended does not change any more.
+    --json answers, with --output:
+      {"format": "focus", "output": "january.csv"}
+    """
+    from tenants.admin.lists.usage import UsageAsked
+    from tenants.admin.lists.usage_export import export_usage
+
+    async def write(admin: Admin) -> None:
+        texts = await export_usage(admin, UsageAsked(**asked), form)
+        with opened(output) as file:
+            async for text in texts:
+                file.write(text)
+
+    administer(write)
+    if output is not None:
+        answer({"format": form, "output": str(output)}, f"written to {output}")
+
+
+# The question of `show`, of which all rows are written.
+_TAKEN = {"limit", "cursor", *(each.name for each in export.params)}
+export.params += [each for each in show.params if each.name not in _TAKEN]
+
+
 def _is_group(name: str) -> bool:
     return name in (*_NAMES, "model", "tier", "outcome") or name.startswith("label:")
 
@@ -171,3 +213,25 @@ def rebuild() -> None:
     """
     corrected = administer(lambda admin: admin.rebuild_usage(actor()))
     answer({"corrected": corrected}, f"{corrected:,} sums corrected")
+
+
+@usage.command()
+@click.argument("tenant")
+@click.argument("session", required=False)
+@click.option("--limit", type=click.IntRange(1, 1_000), default=100, show_default=True, help="Rows at most.")
+def sessions(tenant: str, session: str | None, limit: int) -> None:
+    """Lists a tenant's sessions (runs of agents), the one that called last first; or the calls of one.
+
+    \b
+    --json answers:
+      {"object": "list", "data": [{"id": "019c2f…", "object": "session",
+       "first_call_at": "2026-01-31T12:00:00+00:00", "last_call_at": "2026-01-31T12:09:10+00:00",
+       "calls": 12, "input_tokens": 90210, "cached_tokens": 1200, "output_tokens": 3312,
+       "cost_nanousd": 1895700, "credit_nanousd": 0, "wait_us": 910221}, …], "has_more": false}
+    Of a SESSION the same of it alone, with `by` (its sums by model and outcome) and `newest` (its calls).
+    """
+    shown = administer(lambda admin: admin.read_sessions(tenant, session, limit=limit))
+    is_list = session is None
+    names = (*(("id", "last_call_at", "calls") if is_list else ("id", "ended_at", "outcome")), *SHOWN[1:6])
+    rows = [[row[name] for name in names] for row in shown["data" if is_list else "newest"]]
+    answer(shown, lambda: table("sessions" if is_list else "calls", names, rows))

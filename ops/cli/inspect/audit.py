@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -14,10 +12,10 @@ import click
 import msgspec
 
 from ops.cli.admin.administer import actor, administer
-from ops.cli.base import Failure, answer, group
+from ops.cli.base import answer, group, opened
 from ops.cli.inspect import audit_follow, audit_log, audit_verify
 from ops.cli.inspect.audit_log import signing_key, write_log
-from ops.cli.options import PastInstant
+from ops.cli.options import OUTPUT, PastInstant
 from ops.reporting import table
 from tenants.admin.cursor import MAX_PAGE
 from tenants.admin.lists.audit import AuditQuery
@@ -122,11 +120,7 @@ def list_(limit: int, cursor: str | None, **given: Any) -> None:
 
 @audit.command()
 @_filters
-@click.option(
-    "--output",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Write to this file, which is there complete or not at all.  [default: stdout]",
-)
+@OUTPUT
 def export(output: Path | None, **given: Any) -> None:
     """Writes the audit as JSON lines, the oldest row first, every column of each.
 
@@ -142,17 +136,12 @@ def export(output: Path | None, **given: Any) -> None:
     async def write(admin: Admin) -> int:
         whose = actor()
         await admin.note_access(Access("access.export", whose.name, whose.origin, "fairgate audit export"))
-        with _opened(output) as file:
+        with opened(output) as file:
             if query != AuditQuery(order="oldest"):
                 return await _write_list(file, admin, query)
             return await write_log(file, admin, own)
 
-    try:
-        rows = administer(write)
-    except OSError as error:
-        if output is None:
-            raise
-        raise Failure(f"{output} cannot be written: {error.strerror}") from None
+    rows = administer(write)
     if output is not None:
         answer({"rows": rows, "output": str(output)}, f"{rows:,} rows written to {output}")
 
@@ -169,21 +158,6 @@ async def _write_list(file: TextIO, admin: Admin, query: AuditQuery) -> int:
         rows, cursor = rows + len(page.rows), page.next_cursor
         if cursor is None:
             return rows
-
-
-@contextmanager
-def _opened(output: Path | None) -> Iterator[TextIO]:
-    """Stdout, or a file that takes its name once it is complete."""
-    if output is None:
-        yield sys.stdout
-        return
-    partial = output.with_name(output.name + ".partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            yield file
-        partial.replace(output)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def changed(before: dict[str, Any] | None, after: dict[str, Any] | None) -> str:

@@ -12,6 +12,7 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    text,
 )
 
 from tenants.storage.tables.base import ID, WORD, metadata
@@ -27,6 +28,20 @@ timelines = Table(
     # Ids of `descriptions`: the server that ran it, and what its key was entitled to; NULL: not described.
     Column("server", WORD),
     Column("terms", WORD),
+    # The run of an agent that it is a call of; NULL: none, and then it is in no further index.
+    Column("session", String(64)),
+    *(
+        Index(
+            name,
+            *columns,
+            sqlite_where=text("session IS NOT NULL"),
+            postgresql_where=text("session IS NOT NULL"),
+        )
+        for name, columns in {
+            "ix_timelines_session": ("tenant_id", "session", "ended_us", "request_id"),
+            "ix_timelines_sessions": ("tenant_id", "ended_us", "session"),
+        }.items()
+    ),
 )
 
 # What timelines refer to (`gateway/domain/server_description.py`), named by a digest of its content.

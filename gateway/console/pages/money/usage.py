@@ -16,7 +16,7 @@ from gateway.console.form_errors import FormProblem
 from gateway.console.formats import exact_dollars
 from gateway.console.pages.money.amounts import MEASURES, change
 from gateway.console.pages.money.usage_reads import UsageRead, read_usage
-from gateway.console.pages.money.usage_view import NAMED, REQUESTS, Row, group_sums, over_time
+from gateway.console.pages.money.usage_view import REQUESTS, Row, group_sums, over_time
 from gateway.console.pages.questions import FILTER_ERRORS, asked_of, cursor_of, filter_problem
 from gateway.console.rendering import SECURITY_HEADERS, page_response
 from gateway.console.return_path import with_query
@@ -25,12 +25,11 @@ from gateway.routes.context import admin_of, gateway_of
 from gateway.routes.views.usage_view import shown_usage
 from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.admin.lists.usage import UsageAsked
+from tenants.admin.lists.usage_export import columns_of
 from tenants.directory.records import Tenant, from_us
 from tenants.people.roles import Act
 from tenants.types import Tier
 from tenants.usage.query import GROUPS, LABEL, WINDOWS, edges
-from tenants.usage.read import COLUMNS
-from tenants.usage.sums import AMOUNTS
 
 PATH = "/console/usage"
 FILTERS = ("tenant", "project", "key", "model", "tier", "outcome", "label")
@@ -193,12 +192,9 @@ async def usage_file(request: Request) -> Response[str]:
             answer = await shown_usage(admin, question, cursor, MAX_PAGE)
             return Page([_file_row(row) for row in answer["data"]], answer["next_cursor"])
 
-        columns = ["start", "end"]
-        for group in question.groups:
-            columns += [COLUMNS.get(group, group), *([NAMED[group]] if group in NAMED else [])]
         return await csv_list(
             "usage",
-            [*columns, *AMOUNTS, *MONEY],
+            [*columns_of(question.groups), *MONEY],
             read,
             cursor_of(request),
             lambda cursor: with_query(f"{PATH}/csv", asked | {"cursor": cursor}),

@@ -40,6 +40,7 @@ ABSENT: dict[str, Any] = {
     "project_id": None,
     "key_id": None,
     "labels": {},
+    "session": None,
     "lined_up": None,
     "explanation": [],
     "stages": [],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from typing import Any
 
 from litestar import Response, get
@@ -12,8 +13,8 @@ from gateway import errors
 from gateway.http.asgi import Request
 from gateway.routes.admin.common import PAGED, PAGES, READ, SHORT_PAGES, paged
 from gateway.routes.context import admin_of, gateway_of, json_response
-from gateway.routes.openapi_fields import between, one_of
-from tenants.admin.audit import AuditRow
+from gateway.routes.openapi_fields import between, form, one_of
+from tenants.admin.audit import MAX_TEXT, AuditRow
 from tenants.admin.cursor import DEFAULT_PAGE
 from tenants.admin.lists.audit import KINDS, AuditQuery
 from tenants.audit.checkpoints import StoredCheckpoint
@@ -21,11 +22,12 @@ from tenants.audit.log import MAX_ENTRIES
 from tenants.directory.records import from_us
 
 ORDERS = ("newest", "oldest")
+ACTS = form(re.compile(rf"({'|'.join(KINDS)})(\.[!-~]+)?"), MAX_TEXT)
 
 
 @get(
     "/admin/v1/audit",
-    opt=PAGED | {"parameters": PAGED["parameters"] | {"order": one_of(ORDERS)}},
+    opt=PAGED | {"parameters": PAGED["parameters"] | {"order": one_of(ORDERS), "act": ACTS}},
     summary="The audit log: every admin act, its actor, and what was there before and after",
     description="Filters: `actor` (`cli:root`, `person:ada`, or only `cli`), `subject` (an id, or a name of a"
     " tenant, project or key; `tenant:acme` is one kind), `act` (`tenant.suspend`, or only `tenant`),"

@@ -11,18 +11,23 @@ from engine.forecast.calibration import longest_wait_s
 from gateway.http.asgi import Request
 from gateway.routes.admin.common import READ
 from gateway.routes.context import admin_of, json_response
-from gateway.routes.openapi_fields import one_of
+from gateway.routes.openapi_fields import groups, one_of
 from gateway.routes.refusals import BOUNDS, PAGES, Since, Until
 from tenants.admin.cursor import DEFAULT_PAGE
-from tenants.admin.lists.counts import ALL_CALIBRATION_GROUPS, DAY_S, LONGEST_CALIBRATION_S, CalibrationQuery
+from tenants.admin.lists.counts import (
+    ALL_CALIBRATION_GROUPS,
+    BY_DAY,
+    DAY_S,
+    LONGEST_CALIBRATION_S,
+    CalibrationQuery,
+)
 from tenants.counts.calibration import FIGURES, KEPT_S, KINDS
-from tenants.types import Tier
 
 
 @get(
     "/admin/v1/calibration",
     opt=READ
-    | {"parameters": BOUNDS | {"tier": one_of(Tier), "figure": one_of(FIGURES), "kind": one_of(KINDS)}},
+    | {"parameters": BOUNDS | {"figure": one_of(FIGURES), "kind": one_of(KINDS), "group_by": groups(BY_DAY)}},
     summary="Told against happened: how many requests stayed within the p50 and the p90 that they were told",
     description="Of requests that were answered in full and did not change their tier: their wait, time to"
     " first token, whole time and output tokens against the estimate made on arrival, or the quote that they"

@@ -8,18 +8,23 @@ from litestar.params import FromQuery
 from gateway.http.asgi import Request
 from gateway.routes.admin.common import READ
 from gateway.routes.context import admin_of, json_response
-from gateway.routes.openapi_fields import one_of
+from gateway.routes.openapi_fields import groups, one_of
 from gateway.routes.refusals import BOUNDS, LISTED, PAGES, Since, Until, request_id_or_none, shown_refusals
 from tenants.admin.cursor import DEFAULT_PAGE
-from tenants.admin.lists.counts import ALL_REFUSAL_GROUPS, LONGEST_S, WINDOWS_S, RefusalCountQuery
+from tenants.admin.lists.counts import (
+    ALL_REFUSAL_GROUPS,
+    LONGEST_S,
+    REFUSAL_GROUPS,
+    WINDOWS_S,
+    RefusalCountQuery,
+)
 from tenants.admin.lists.refusals import RefusalQuery
 from tenants.counts.refusal_store import DAY_S, KEPT_COUNTS_S, KEPT_MINUTES_S
-from tenants.types import Tier
 
 
 @get(
     "/admin/v1/refusals",
-    opt=READ | {"parameters": BOUNDS | {"tier": one_of(Tier)}},
+    opt=READ | {"parameters": BOUNDS},
     summary="List refused requests: by which limit, what was wanted and available",
     description=f"{LISTED} `tenant`: name or id. Requests without a known key have no tenant.",
 )
@@ -55,7 +60,7 @@ async def list_refusals(
 
 @get(
     "/admin/v1/refusals/counts",
-    opt=READ | {"parameters": BOUNDS | {"window": one_of(WINDOWS_S)}},
+    opt=READ | {"parameters": BOUNDS | {"window": one_of(WINDOWS_S), "group_by": groups(REFUSAL_GROUPS)}},
     summary="Count refused requests, exactly",
     description=f"By `window` (minute: at most {LONGEST_S['minute'] // DAY_S} day at a time, hour: at most"
     f" {LONGEST_S['hour'] // DAY_S}; total: the whole time at once, without `start`) and `group_by` (some of"

@@ -1,64 +1,80 @@
-"""Admin routes of usage: what was charged by window and groups, and whether its sums are the ledger's."""
+"""Admin routes of usage: what was charged, as an answer or a file, and whether its sums are the ledger's."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from litestar import Response, get, post
+from litestar.di import NamedDependency
 from litestar.params import FromQuery, QueryParameter
+from litestar.response.streaming import ASGIStreamingResponse
+from litestar.types import ASGIApp
+from msgspec.structs import replace
 
 from gateway.http.asgi import Request
 from gateway.routes.admin.common import READ, WRITE, actor
 from gateway.routes.context import admin_of, gateway_of, json_response
-from gateway.routes.openapi_fields import between, one_of
-from gateway.routes.views.usage_view import AMOUNTS_SHOWN, TIMES, shown_usage
-from tenants.admin.cursor import DEFAULT_PAGE, MAX_PAGE
+from gateway.routes.openapi_fields import one_of
+from gateway.routes.views.usage_view import AMOUNTS_SHOWN, FILTERS, TIMES, by, shown_usage
+from tenants.admin.cursor import DEFAULT_PAGE
 from tenants.admin.lists.usage import UsageAsked
-from tenants.types import Tier
-from tenants.usage.query import GROUPS, WINDOWS
+from tenants.admin.lists.usage_export import export_usage
+from tenants.usage.export import FORMATS, GROUPS_EXPORTED
+from tenants.usage.query import GROUPS
+
+_QUESTION = (
+    f"`group_by`: {', '.join(GROUPS)}, `label:<name>`, with commas between them. Filters: `tenant`,"
+    " `project`, `key` (names or ids), `model`, `tier`, `outcome`, `label` (`team=search`, several times for"
+    " several)."
+    f" {TIMES}"
+)
 
 
 @get(
     "/admin/v1/usage",
-    opt=READ
-    | {"parameters": {"limit": between(1, MAX_PAGE), "window": one_of(WINDOWS), "tier": one_of(Tier)}},
+    dependencies=FILTERS,
+    opt=READ | {"parameters": by(GROUPS)},
     summary="Usage of all tenants by window and groups, as the ledger has it",
-    description=f"`group_by`: {', '.join(GROUPS)}, `label:<name>`, with commas between them. Filters:"
-    " `tenant`, `project`, `key` (names or ids), `model`, `tier`, `outcome`, `label` (`team=search`, several"
-    f" times for several). {TIMES} {AMOUNTS_SHOWN}",
+    description=f"{_QUESTION} {AMOUNTS_SHOWN}",
 )
 async def show_usage(
     request: Request,
-    from_: Annotated[str | None, QueryParameter(name="from")] = None,
-    to: FromQuery[str | None] = None,
+    filters: NamedDependency[UsageAsked],
+    tenant: FromQuery[str | None] = None,
     window: FromQuery[str] = "total",
     group_by: FromQuery[str] = "",
-    time_zone: FromQuery[str] = "UTC",
-    tenant: FromQuery[str | None] = None,
-    project: FromQuery[str | None] = None,
-    key: FromQuery[str | None] = None,
-    model: FromQuery[str | None] = None,
-    tier: FromQuery[str | None] = None,
-    outcome: FromQuery[str | None] = None,
-    label: FromQuery[list[str] | None] = None,
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = DEFAULT_PAGE,
 ) -> Response[bytes]:
-    asked = UsageAsked(
-        from_=from_,
-        to=to,
-        window=window,
-        group_by=group_by,
-        time_zone=time_zone,
-        tenant=tenant,
-        project=project,
-        key=key,
-        model=model,
-        tier=tier,
-        outcome=outcome,
-        labels=tuple(label or ()),
-    )
+    asked = replace(filters, tenant=tenant, window=window, group_by=group_by)
     return json_response(await shown_usage(admin_of(request), asked, cursor, limit))
+
+
+@get(
+    "/admin/v1/usage/export",
+    dependencies=FILTERS,
+    opt=READ
+    | {
+        "parameters": {"format": one_of(FORMATS), **by(GROUPS)},
+        "media_types": sorted({*FORMATS.values()}),
+    },
+    summary="Usage of all tenants as a file, whole: FOCUS 1.2, CSV or JSON lines",
+    description=f"{_QUESTION} By default by {', '.join(GROUPS_EXPORTED)}; `focus` always has these, and takes"
+    " others (up to three) as tags. While charges are still being added up, 503. The body of a file that"
+    " could not be ended is cut off, as HTTP tells.",
+)
+async def usage_file(
+    request: Request,
+    filters: NamedDependency[UsageAsked],
+    tenant: FromQuery[str | None] = None,
+    form: Annotated[str, QueryParameter(name="format")] = "focus",
+    window: FromQuery[str] = "day",
+    group_by: FromQuery[str] = "",
+) -> ASGIApp:
+    asked = replace(filters, tenant=tenant, window=window, group_by=group_by)
+    texts = await export_usage(admin_of(request), asked, form)
+    is_head = request.method == "HEAD"
+    return ASGIStreamingResponse(iterator=texts, media_type=FORMATS[form], is_head_response=is_head)
 
 
 @post(
@@ -86,4 +102,4 @@ async def rebuild_usage(request: Request) -> Response[bytes]:
     return json_response({"corrected": corrected})
 
 
-HANDLERS = [show_usage, verify_usage, rebuild_usage]
+HANDLERS = [show_usage, usage_file, verify_usage, rebuild_usage]

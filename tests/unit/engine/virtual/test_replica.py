@@ -66,5 +66,5 @@ def test_its_text_never_shows_the_start_of_a_stop_string() -> None:
     text = VirtualText(("bcd",))
     shown = [text.push(ord(letter) - ord("a")) for letter in "abcabcd"]
     assert shown == ["a", "", "", "bca", "", "", ""]
-    assert text.stopped
+    assert text.stopped == "bcd"
     assert text.flush() == ""

@@ -8,7 +8,7 @@ import io
 import pytest
 
 from gateway.console import formats
-from gateway.console.csv_file import csv_text
+from tenants.csv_table import csv_text
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,8 @@ ROUTES: dict[str, tuple[str, ...]] = {
     "webhook resend": ("POST /admin/v1/webhooks/{webhook}/resend",),
     "alerts list": ("GET /admin/v1/alerts",),
     "usage show": ("GET /admin/v1/usage",),
+    "usage sessions": ("GET /admin/v1/tenants/{tenant}/sessions",),
+    "usage export": ("GET /admin/v1/usage/export",),
     "usage rebuild": ("POST /admin/v1/usage/rebuild",),
     "usage verify": ("POST /admin/v1/usage/verify",),
 }

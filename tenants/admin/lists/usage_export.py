@@ -1,0 +1,56 @@
+"""Exports of usage: every page of an answer as one text, with few rows in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from tenants.admin.cursor import MAX_PAGE
+from tenants.admin.lists.usage import UsageAsked, UsageCommands, UsagePage
+from tenants.directory.names import SHOWN
+from tenants.errors import Invalid, Overloaded
+from tenants.usage.export import FOCUS_COLUMNS, FORMATS, GROUPS_EXPORTED, text_of
+from tenants.usage.read import COLUMNS
+from tenants.usage.sums import AMOUNTS
+
+
+async def export_usage(admin: UsageCommands, asked: UsageAsked, form: str) -> AsyncIterator[str]:
+    """The texts of a file, once the first page is read: what cannot be answered is refused before any.
+    Raises `Invalid`, `NotFound`, `DatabaseUnavailable`."""
+    if form not in FORMATS:
+        raise Invalid("format", f"{form[:40]!r} is not one of {', '.join(FORMATS)}")
+    groups = asked.groups or GROUPS_EXPORTED
+    if form == "focus":
+        if asked.window == "total":
+            raise Invalid("window", "of format focus is hour, day or month: a charge has one billing period")
+        groups = tuple(dict.fromkeys((*GROUPS_EXPORTED, *groups)))
+    asked = msgspec.structs.replace(asked, group_by=",".join(groups))
+    return _texts(admin, asked, form, await _page(admin, asked, None))
+
+
+async def _texts(admin: UsageCommands, asked: UsageAsked, form: str, page: UsagePage) -> AsyncIterator[str]:
+    columns = FOCUS_COLUMNS if form == "focus" else columns_of(asked.groups)
+    zone, has_head = ZoneInfo(asked.time_zone), True
+    while True:
+        rows = await admin.with_names(page.as_json()["data"])
+        yield text_of(form, columns, rows, zone, has_head=has_head)
+        if page.next_cursor is None:
+            return
+        page, has_head = await _page(admin, asked, page.next_cursor), False
+
+
+async def _page(admin: UsageCommands, asked: UsageAsked, cursor: str | None) -> UsagePage:
+    page = await admin.read_usage(asked, cursor=cursor, limit=MAX_PAGE)
+    if not page.includes_unfolded:
+        raise Overloaded("usage is still being added up, and a file would lack some: repeat it in a minute")
+    return page
+
+
+def columns_of(groups: tuple[str, ...]) -> list[str]:
+    """Names of the columns of usage by these groups, each id's name beside it."""
+    columns = ["start", "end"]
+    for column in (COLUMNS.get(group, group) for group in groups):
+        columns += [column, SHOWN[column][1]] if column in SHOWN else [column]
+    return [*columns, *AMOUNTS]
