@@ -264,7 +264,7 @@ DIALECT_MUTATIONS = mutations_of(
     [
         (EVENTS, "responses: items are never closed", "return self._close_all()", 'return b""', EVENTS_TEST),
         (EVENTS, "responses: a budget's end is called complete", '== "length" else None', '== "" else None', EVENTS_TEST),
-        (BLOCKS, "messages: calls side by side are mixed", "if index in self._held_calls or (self._open == CALL and not self._is_call_whole()):", "if False:", BLOCKS_TEST),
+        (BLOCKS, "messages: calls side by side are mixed", "return bool(self._held) or (self._open == CALL and ", "return False and (", BLOCKS_TEST),
         (BLOCKS, "messages: cached tokens are counted twice", '"input_tokens": input_tokens - cached_tokens,', '"input_tokens": input_tokens,', BLOCKS_TEST),
         ("gateway/requests/dialects/tools.py", "dialects: two tools of one name are passed on", "if name in known:", "if False:", ITEMS_TEST),
         ("gateway/requests/dialects/translation.py", "dialects: refusals name a chat's fields", "return self.names[prefix] + field[len(prefix) :]", "return field", ITEMS_TEST),

@@ -79,7 +79,8 @@ class Turns:
     def add_all(self, system: str | list[Block] | None, messages: Sequence[Message]) -> None:
         """Raises `ApiError`."""
         if system:
-            self._add(ChatMessage("system"), "system", "system", _placed(system, "system"))
+            self._translation.names["messages[0].content"] = "system"
+            self._add(ChatMessage("system"), "system", _placed(system, "system"))
         for index, message in enumerate(messages):
             at = f"messages[{index}]"
             if message.role not in ROLES:
@@ -92,7 +93,7 @@ class Turns:
                 content = self._add_results(content)
                 if not content and message.content:
                     continue
-            self._add(ChatMessage(message.role), at, f"{at}.content", content)
+            self._add(ChatMessage(message.role), at, content)
 
     def _add_results(self, blocks: Sequence[Placed]) -> list[Placed]:
         """Returns the other blocks, with what a tool's message cannot hold: in OpenAI's API it is text."""
@@ -110,22 +111,23 @@ class Turns:
                 rest += [each for each in content if each[1].type in MEDIA_TYPES]
                 content = [each for each in content if each[1].type not in MEDIA_TYPES]
             result = ChatMessage("tool", tool_call_id=required(block.tool_use_id, f"{path}.tool_use_id"))
-            self._translation.names[f"messages[{len(self._messages)}].tool_call_id"] = f"{path}.tool_use_id"
-            self._add(result, path, f"{path}.content", content)
+            self._add(result, path, content)
         return rest
 
-    def _add(self, message: ChatMessage, source: str, path: str, content: str | Sequence[Placed]) -> None:
-        """`source`: the field that it came from; `path`: the one with its content."""
-        at = f"messages[{len(self._messages)}]"
-        self._translation.names |= {at: source, f"{at}.content": path, f"{at}.tool_calls": path}
+    def _add(self, message: ChatMessage, source: str, content: str | Sequence[Placed]) -> None:
+        """`source`: the field that it came from."""
+        at, names = f"messages[{len(self._messages)}]", self._translation.names
+        names |= {at: source, f"{at}.tool_calls": f"{source}.content"}
+        names[f"{at}.tool_call_id"] = f"{source}.tool_use_id"
         if isinstance(content, str):
             message.content = content
         else:
             message.content = []
             for block_path, block in content:
                 self._add_block(message, block, block_path)
-            if not message.content and message.role == "assistant":
-                message.content = None
+            if message.role == "assistant":
+                message.content = message.content or None
+                message.reasoning_content = "".join(block.thinking or "" for _, block in content) or None
         self._messages.append(message)
 
     def _add_block(self, message: ChatMessage, block: Block, path: str) -> None:
@@ -144,15 +146,13 @@ class Turns:
                 message.tool_calls = message.tool_calls or []
                 call_at = f"{at}.tool_calls[{len(message.tool_calls)}]"
                 names |= {call_at: path, f"{call_at}.function": path}
+                names[f"{call_at}.function.arguments"] = f"{path}.input"
                 arguments = msgspec.json.encode(block.input or {}).decode()
                 function = ToolFunction(required(block.name, f"{path}.name"), arguments)
                 message.tool_calls.append(ToolCall(required(block.id, f"{path}.id"), function))
                 return
-            case "thinking" if message.role == "assistant":
-                message.reasoning_content = (message.reasoning_content or "") + (block.thinking or "")
-                return
-            case "redacted_thinking" if message.role == "assistant":
-                return
+            case "thinking" | "redacted_thinking" if message.role == "assistant":
+                return  # `_add` has joined it
             case kind if kind in BLOCK_TYPES_LEFT_OUT or kind.endswith("_tool_result"):
                 why = f"Blocks of the type '{kind[:64]}' belong to what is not run here."
                 self._translation.leave_out(path, why)
@@ -167,10 +167,9 @@ class Turns:
         part_at = f"{at}.content[{len(message.content)}]"
         names[part_at] = path
         if block.type in MEDIA_TYPES:
-            source = block.source.type if isinstance(block.source, BlockSource) else ""
-            data = f"{path}.source.{'url' if source == 'url' else 'data'}"
-            names |= {f"{part_at}.image_url": data, f"{part_at}.image_url.url": data}
-            names |= {f"{part_at}.file": data, f"{part_at}.file.file_data": data}
+            kind = block.source.type if isinstance(block.source, BlockSource) else ""
+            names[f"{part_at}.image_url.url"] = f"{path}.source.{'url' if kind == 'url' else 'data'}"
+            names[f"{part_at}.file.file_data"] = f"{path}.source.data"
             names[f"{part_at}.file.filename"] = f"{path}.title"
         message.content.append(part)
 

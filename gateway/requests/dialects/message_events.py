@@ -6,8 +6,7 @@ message_start; for each block content_block_start, its deltas, content_block_sto
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -36,152 +35,6 @@ ERROR_TYPES = {
 TIER_WORDS = {Tier.INTERACTIVE: "priority", Tier.STANDARD: "standard", Tier.BATCH: "batch"}
 """Of usage; requests may have them too."""
 PING = server_sent({"type": "ping"}, "ping")
-
-
-def error_object(error: ApiError, *, is_late: bool = False) -> dict[str, Any]:
-    """With our `code`, `param` and details, as in OpenAI's shape. `is_late`: within a stream."""
-    payload: dict[str, Any] = error.late_payload() if is_late else error.payload()
-    plain = "api_error" if error.status >= 500 else "invalid_request_error"
-    payload["error"] |= {"type": ERROR_TYPES.get(error.status, plain)}
-    return {"type": "error"} | payload
-
-
-class MessageWriter:
-    """Of one message. Blocks follow each other: a call ends when its arguments are whole and something else
-    comes; what comes before is held back to the end."""
-
-    def __init__(self, call: Call, left_out: Sequence[LeftOut]) -> None:
-        self._call = call
-        self._left_out = left_out
-        self._blocks = 0
-        self._open = ""
-        """The type of the block that is open; empty: none."""
-        self._frame = b""
-        """Of its deltas, up to their text."""
-        self._live = -1
-        """The call that was begun last, by its server's index."""
-        self._arguments: list[str] = []
-        """Of that call, so far."""
-        self._begun = set[int]()
-        """Calls whose block was begun."""
-        self._held_calls: dict[int, list[Part]] = {}
-        self._held_texts: list[tuple[str, str]] = []
-        self._ended: SequenceEnded | None = None
-
-    def write(self, event: Event, refusal: ApiError | None = None) -> bytes:
-        match event:
-            case InLine():
-                return b""
-            case Silence():
-                return PING
-            case Begun():
-                usage = _usage(self._call, self._call.input_tokens, 0, 0)
-                start = {"type": "message_start", "message": _message(self._call, [], usage)}
-                return server_sent(start, "message_start")
-            case SequenceOutput(text=text, parts=parts):
-                found = [self._part(part) for part in parts]
-                return b"".join([*found, self._text("text", text)]) if text else b"".join(found)
-            case SequenceEnded():
-                self._ended = event
-                return self._close_all()
-            case Closed(account=account):
-                return self._end(account, refusal)
-
-    def _end(self, account: Account, refusal: ApiError | None) -> bytes:
-        fairgate = {"fairgate": with_notes(account, self._left_out)}
-        if refusal is not None:
-            error = error_object(refusal, is_late=True) | {"request_id": self._call.request_id}
-            return server_sent(error | fairgate, "error")
-        assert self._ended is not None, "a complete request has an end"
-        delta = {
-            "type": "message_delta",
-            "delta": _ending(self._ended.finish, self._ended.outcome, has_calls=bool(self._begun)),
-            "usage": usage_of(self._call, account),
-        }
-        return server_sent(delta | fairgate, "message_delta") + server_sent(
-            {"type": "message_stop"}, "message_stop"
-        )
-
-    # ------------------------------------------------------------ text and thinking
-
-    def _text(self, block_type: str, text: str) -> bytes:
-        if self._open == CALL and (self._held_texts or not self._is_call_whole()):
-            self._held_texts.append((block_type, text))
-            return b""
-        opened = b""
-        if self._open != block_type:
-            opened = self._close() + self._start(_BLOCKS[block_type], block_type)
-        return b"".join([opened, self._frame, encode_line(text), b"}}\n\n"])
-
-    def _part(self, part: Part) -> bytes:
-        found = b""
-        if thinking := part.get("reasoning_content") or part.get("reasoning"):
-            found += self._text("thinking", thinking)
-        if text := part.get("refusal") or part.get("content"):
-            found += self._text("text", text)
-        for fragment in part.get("tool_calls", ()):
-            found += self._fragment(fragment["index"], fragment)
-        if function := part.get("function_call"):
-            found += self._fragment(0, {"function": function})
-        return found
-
-    # ------------------------------------------------------------ calls
-
-    def _fragment(self, index: int, fragment: Part) -> bytes:
-        if index == self._live and self._open == CALL:
-            return self._add_arguments([fragment])
-        if index in self._begun:
-            return b""  # its arguments were whole
-        if index in self._held_calls or (self._open == CALL and not self._is_call_whole()):
-            self._held_calls.setdefault(index, []).append(fragment)
-            return b""
-        return self._close() + self._start_call([fragment], index)
-
-    def _is_call_whole(self) -> bool:
-        with suppress(msgspec.DecodeError):
-            msgspec.json.decode("".join(self._arguments))
-            return True
-        return False
-
-    def _start_call(self, fragments: Sequence[Part], index: int) -> bytes:
-        (call,) = message("", [{"tool_calls": [{**each, "index": 0} for each in fragments]}])["tool_calls"]
-        block = _call_block(self._call, index, call["id"], call["function"]["name"], {})
-        self._live, self._arguments = index, []
-        self._begun.add(index)
-        return self._start(block, CALL) + self._add_arguments(fragments)
-
-    def _add_arguments(self, fragments: Sequence[Part]) -> bytes:
-        said = "".join([each.get("function", {}).get("arguments") or "" for each in fragments])
-        self._arguments.append(said)
-        return b"".join([self._frame, encode_line(said), b"}}\n\n"]) if said else b""
-
-    # ------------------------------------------------------------ blocks
-
-    def _start(self, block: dict[str, Any], block_type: str) -> bytes:
-        self._open = block_type
-        place = {"index": self._blocks}
-        delta_type, field = _DELTAS[block_type]
-        start = encode({"type": "content_block_delta"} | place | {"delta": {"type": delta_type}})
-        self._frame = b'event: content_block_delta\ndata: %s,"%s":' % (start[:-2], field.encode())
-        event = {"type": "content_block_start"} | place | {"content_block": block}
-        return server_sent(event, "content_block_start")
-
-    def _close(self) -> bytes:
-        if not self._open:
-            return b""
-        self._open = ""
-        self._blocks += 1
-        event = {"type": "content_block_stop", "index": self._blocks - 1}
-        return server_sent(event, "content_block_stop")
-
-    def _close_all(self) -> bytes:
-        found = [self._close()]
-        found += [self._text(block_type, text) for block_type, text in self._held_texts]
-        for index, fragments in sorted(self._held_calls.items()):
-            found += [self._close(), self._start_call(fragments, index)]
-        return b"".join([*found, self._close()])
-
-
 CALL = "tool_use"
 _BLOCKS: dict[str, dict[str, Any]] = {
     "text": {"type": "text", "text": ""},
@@ -195,33 +48,169 @@ _DELTAS = {
 """Of a block: the type of its deltas, and the field with their text."""
 
 
+def error_object(error: ApiError, *, is_late: bool = False) -> dict[str, Any]:
+    """With our `code`, `param` and details, as in OpenAI's shape. `is_late`: within a stream."""
+    payload: dict[str, Any] = error.late_payload() if is_late else error.payload()
+    plain = "api_error" if error.status >= 500 else "invalid_request_error"
+    payload["error"] |= {"type": ERROR_TYPES.get(error.status, plain)}
+    return {"type": "error"} | payload
+
+
+class MessageWriter:
+    """Of one message. Blocks follow each other: what comes before the arguments of a call are whole is held
+    back to the end."""
+
+    def __init__(self, call: Call, left_out: Sequence[LeftOut]) -> None:
+        self._call = call
+        self._left_out = left_out
+        self._blocks = 0
+        self._open = ""
+        """The type of the block that is open; empty: none."""
+        self._frame = b""
+        """Of its deltas, up to their text."""
+        self._calls: list[int] = []
+        """Calls whose block was begun, by their server's index."""
+        self._arguments: list[str] = []
+        """Of the last of them, so far."""
+        self._held: list[Part] = []
+        self._ended: SequenceEnded | None = None
+
+    def write(self, event: Event, refusal: ApiError | None = None) -> bytes:
+        match event:
+            case InLine():
+                return b""
+            case Silence():
+                return PING
+            case Begun():
+                usage = _usage(self._call, self._call.input_tokens)
+                start = {"type": "message_start", "message": _message(self._call, [], usage)}
+                return server_sent(start, "message_start")
+            case SequenceOutput(text=text, parts=parts):
+                return b"".join([*map(self._part, parts), self._text("text", text)])
+            case SequenceEnded():
+                self._ended = event
+                held = message("".join(part.get("content", "") for part in self._held), self._held)
+                found = [self._close()]
+                for block, text in _blocks(self._call, held, len(self._calls)):
+                    found += [self._start(block), self._delta(text), self._close()]
+                return b"".join(found)
+            case Closed(account=account):
+                return self._end(account, refusal)
+
+    def _end(self, account: Account, refusal: ApiError | None) -> bytes:
+        fairgate = {"fairgate": with_notes(account, self._left_out)}
+        if refusal is not None:
+            error = error_object(refusal, is_late=True) | {"request_id": self._call.request_id}
+            return server_sent(error | fairgate, "error")
+        assert self._ended is not None, "a complete request has an end"
+        delta = {
+            "type": "message_delta",
+            "delta": _ending(self._ended.finish, self._ended.outcome, has_calls=bool(self._calls)),
+            "usage": _charged(self._call, account),
+        }
+        return server_sent(delta | fairgate, "message_delta") + server_sent(
+            {"type": "message_stop"}, "message_stop"
+        )
+
+    def _part(self, part: Part) -> bytes:
+        thinking = part.get("reasoning_content") or part.get("reasoning") or ""
+        found = [self._text("thinking", thinking)]
+        found += [self._text("text", part.get("refusal") or part.get("content") or "")]
+        found += [self._fragment(fragment) for fragment in part.get("tool_calls", ())]
+        return b"".join(found)
+
+    def _text(self, block_type: str, text: str) -> bytes:
+        if not text:
+            return b""
+        if self._is_held():
+            self._held.append({"content" if block_type == "text" else "reasoning_content": text})
+            return b""
+        opened = b""
+        if self._open != block_type:
+            opened = self._close() + self._start(_BLOCKS[block_type])
+        return opened + self._delta(text)
+
+    def _fragment(self, fragment: Part) -> bytes:
+        index, function = fragment["index"], fragment.get("function", {})
+        arguments = function.get("arguments") or ""
+        opened = b""
+        if self._open != CALL or index != self._calls[-1]:
+            if index in self._calls:
+                return b""  # its arguments were whole
+            if self._is_held():
+                self._held.append({"tool_calls": [fragment]})
+                return b""
+            block = _call_block(self._call, index, fragment.get("id", ""), function.get("name", ""))
+            opened = self._close() + self._start(block)
+            self._calls.append(index)
+            self._arguments = []
+        self._arguments.append(arguments)
+        return opened + self._delta(arguments)
+
+    def _is_held(self) -> bool:
+        """Whether what comes now must wait for the arguments of a call."""
+        return bool(self._held) or (self._open == CALL and _decoded("".join(self._arguments)) is None)
+
+    def _start(self, block: Mapping[str, Any]) -> bytes:
+        self._open = block["type"]
+        place = {"index": self._blocks}
+        delta_type, field = _DELTAS[self._open]
+        start = encode({"type": "content_block_delta"} | place | {"delta": {"type": delta_type}})
+        self._frame = b'event: content_block_delta\ndata: %s,"%s":' % (start[:-2], field.encode())
+        return server_sent(
+            {"type": "content_block_start"} | place | {"content_block": block}, "content_block_start"
+        )
+
+    def _delta(self, text: str) -> bytes:
+        return b"".join([self._frame, encode_line(text), b"}}\n\n"]) if text else b""
+
+    def _close(self) -> bytes:
+        if not self._open:
+            return b""
+        self._open = ""
+        self._blocks += 1
+        event = {"type": "content_block_stop", "index": self._blocks - 1}
+        return server_sent(event, "content_block_stop")
+
+
 def whole_message(
     call: Call, choice: Choice, account: Account, left_out: Sequence[LeftOut]
 ) -> dict[str, Any]:
     """The body of an answer that is not streamed. A call whose arguments were cut has an empty input."""
-    said = choice.message()
     content: list[dict[str, Any]] = []
-    if thinking := said.get("reasoning_content") or said.get("reasoning"):
-        content.append(_BLOCKS["thinking"] | {"thinking": thinking})
-    if text := said["content"] or said["refusal"]:
-        content.append(_BLOCKS["text"] | {"text": text})
-    calls = said.get("tool_calls") or [
-        {"id": "", "function": function} for function in filter(None, [said.get("function_call")])
-    ]
-    for index, each in enumerate(calls):
-        given: object = {}
-        with suppress(msgspec.DecodeError):
-            given = msgspec.json.decode(each["function"]["arguments"] or "{}")
-        given = given if isinstance(given, dict) else {}
-        content.append(_call_block(call, index, each["id"], each["function"]["name"], given))
-    body = _message(call, content, usage_of(call, account))
-    body |= _ending(choice.finish or "", choice.outcome, has_calls=bool(calls))
+    for block, text in _blocks(call, choice.message()):
+        kind = block["type"]
+        content.append(block | ({"input": _decoded(text) or {}} if kind == CALL else {kind: text}))
+    body = _message(call, content, _charged(call, account))
+    has_calls = any(block["type"] == CALL for block in content)
+    body |= _ending(choice.finish or "", choice.outcome, has_calls=has_calls)
     return body | {"fairgate": with_notes(account, left_out)}
 
 
-def _call_block(call: Call, index: int, call_id: str, name: str, given: object) -> dict[str, Any]:
+def _blocks(
+    call: Call, said: Mapping[str, Any], calls_before: int = 0
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """Of a chat's message: each as it begins, and its text, of a call the arguments."""
+    if thinking := said.get("reasoning_content") or said.get("reasoning"):
+        yield _BLOCKS["thinking"], thinking
+    if text := said["content"] or said["refusal"]:
+        yield _BLOCKS["text"], text
+    for index, each in enumerate(said.get("tool_calls", ()), calls_before):
+        function = each["function"]
+        yield _call_block(call, index, each["id"], function["name"]), function["arguments"]
+
+
+def _decoded(arguments: str) -> dict[str, Any] | None:
+    """None: they are not whole, or no object."""
+    try:
+        return msgspec.json.decode(arguments, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _call_block(call: Call, index: int, call_id: str, name: str) -> dict[str, Any]:
     call_id = call_id or shown_id(call.request_id, "toolu_") + f"_{index}"
-    return {"type": CALL, "id": call_id, "name": name, "input": given}
+    return {"type": CALL, "id": call_id, "name": name, "input": {}}
 
 
 def _message(call: Call, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
@@ -251,13 +240,13 @@ def _ending(finish: str, outcome: SequenceOutcome | None, *, has_calls: bool) ->
     return {"stop_reason": "stop_sequence" if word else "end_turn", "stop_sequence": word or None}
 
 
-def usage_of(call: Call, account: Account) -> dict[str, Any]:
-    """Tokens as charged; those from the prompt cache are counted apart."""
+def _charged(call: Call, account: Account) -> dict[str, Any]:
     charged = account.charged
     return _usage(call, charged.input_tokens, account.cached_tokens, charged.output_tokens)
 
 
-def _usage(call: Call, input_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, Any]:
+def _usage(call: Call, input_tokens: int, cached_tokens: int = 0, output_tokens: int = 0) -> dict[str, Any]:
+    """Tokens from the prompt cache are counted apart."""
     cached_tokens = min(cached_tokens, input_tokens)
     return {
         "input_tokens": input_tokens - cached_tokens,

@@ -8,7 +8,6 @@ https://docs.anthropic.com/en/api/messages
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -30,7 +29,6 @@ from tenants.types import MAX_END_USER_CHARS
 PATH = "/v1/messages"
 THREADS_UNSUPPORTED = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 """Details by which Anthropic's SDK goes on without threads."""
-_CLAUDE_CODE = re.compile(r"(user_.*_account_.*)_session_(.*)")
 
 
 class OutputConfig(msgspec.Struct):
@@ -107,11 +105,12 @@ def read(body: bytes, most_messages: int) -> Asked:
 
 
 def _user_and_session(user_id: str) -> tuple[str, str | None]:
-    """The end user, of a long name a digest, and the session that Claude Code names with it: an end user for
-    each session would have limits of its own."""
+    """The end user, of a long name a digest, and the session that Claude Code names with it: it is no part of
+    the end user, whose limits go on."""
     user, session = user_id, None
-    if found := _CLAUDE_CODE.fullmatch(user_id):
-        user, session = found.groups()
+    before, _, after = user_id.rpartition("_session_")
+    if before.startswith("user_") and "_account_" in before:
+        user, session = before, after
     with suppress(msgspec.DecodeError, RecursionError):
         named = msgspec.json.decode(user_id, type=dict[str, str])
         session = named.pop("session_id", None)
@@ -129,30 +128,25 @@ def read_count(body: bytes, most_messages: int) -> Asked:
 
 def translated(request: Conversation) -> Translation:
     """The chat completion with the same prompt. Raises `ApiError`."""
-    for name in ("container", "mcp_servers"):
+    for name, why in (
+        ("container", "only tools that the client runs are"),
+        ("mcp_servers", "only tools that the client runs are"),
+        ("thread", "nothing is stored here. Send all messages"),
+    ):
         if getattr(request, name):
-            raise errors.unsupported_parameter(
-                name, f"'{name}' is not supported: only tools that the client runs are. Leave it out."
-            )
-    if request.thread:
-        raise errors.ApiError(
-            400,
-            "unsupported_parameter",
-            "'thread' is not supported: nothing is stored here. Leave it out, and send all messages.",
-            param="thread",
-            details={"details": THREADS_UNSUPPORTED},
-        )
+            error = errors.unsupported_parameter(name, f"'{name}' is not supported: {why}. Leave it out.")
+            error.details |= {"details": THREADS_UNSUPPORTED} if name == "thread" else {}
+            raise error
     config = request.output_config or OutputConfig()
-    names = {
-        "reasoning_effort": "output_config.effort",
-        "response_format": "output_config.format",
-        "response_format.json_schema": "output_config.format",
-    }
+    form, form_field = config.format, "output_config.format"
+    if form is None:
+        form, form_field = request.output_format, "output_format"
     chat = ChatCompletionRequest(model=request.model, messages=[], reasoning_effort=config.effort)
+    names = {"reasoning_effort": "output_config.effort"}
+    names |= {"response_format": form_field, "response_format.json_schema": form_field}
     translation = Translation(chat, names, [])
-    form = config.format or request.output_format
     if form is not None:
-        _set_format(chat, form)
+        _set_format(chat, form, form_field)
     Turns(translation).add_all(request.system, request.messages)
     _set_tools(translation, request)
     if request.thinking == {"type": "disabled"}:
@@ -168,12 +162,11 @@ def translated(request: Conversation) -> Translation:
     return translation
 
 
-def _set_format(chat: ChatCompletionRequest, form: dict[str, Any]) -> None:
+def _set_format(chat: ChatCompletionRequest, form: dict[str, Any], field: str) -> None:
     """Raises `ApiError`."""
     if form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):
         raise errors.bad_request(
-            "Invalid 'output_config.format': it must be {'type': 'json_schema', 'schema': ...}.",
-            "output_config.format",
+            f"Invalid '{field}': it must be {{'type': 'json_schema', 'schema': ...}}.", field
         )
     schema = {"name": "answer", "schema": form["schema"], "strict": True}
     chat.response_format = {"type": "json_schema", "json_schema": schema}

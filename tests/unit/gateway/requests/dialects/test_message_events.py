@@ -97,8 +97,8 @@ def test_blocks_follow_each_other_between_the_frame_of_a_message() -> None:
         (
             [call(0, "{", "a"), call(1, "{", "b"), "end", call(0, "}"), call(1, "}"), call(2, "{}", "c")],
             [
-                *("0 a", "0 {", "0 }", "0 stop", "1 c", "1 {}", "1 stop"),
-                *("2 text", "2 end", "2 stop", "3 b", "3 {}", "3 stop"),
+                *("0 a", "0 {", "0 }", "0 stop", "1 text", "1 end", "1 stop"),
+                *("2 b", "2 {}", "2 stop", "3 c", "3 {}", "3 stop"),
             ],
         ),
     ],
@@ -128,7 +128,7 @@ def test_the_end_is_said_in_anthropics_words(end: SequenceEnded, reason: str, se
 
 
 def test_a_whole_message_has_the_blocks_of_the_stream() -> None:
-    parts = [{"reasoning": "Hm"}, call(0, '{"a":', "add"), call(0, "1}"), call(1, '{"cut', "add")]
+    parts = [{"reasoning": "Hm"}, call(0, '{"a":', "add"), call(0, "1}"), call(1, '{"a":' * 9999, "add")]
     found = whole_message(CALL, Choice(0, ["Hello"], parts=parts), ACCOUNT, LEFT_OUT)
     assert found["content"] == [
         {"type": "thinking", "thinking": "Hm", "signature": ""},
@@ -144,11 +144,8 @@ def test_a_whole_message_has_the_blocks_of_the_stream() -> None:
     assert (found["usage"], found["fairgate"]) == (end["usage"], end["fairgate"])
 
 
-def test_an_answer_that_breaks_off_ends_with_an_error() -> None:
+def test_an_answer_that_breaks_off_ends_with_an_error_and_a_silence_is_a_ping() -> None:
+    assert MessageWriter(CALL, []).write(Silence()) == b'event: ping\ndata: {"type":"ping"}\n\n'
     last = events(["a"], refusal=errors.engine_unavailable())[-1]
     assert (last["type"], last["error"]["type"], last["request_id"]) == ("error", "overloaded_error", "req_1")
     assert last["fairgate"]["tokens"]
-
-
-def test_a_silence_is_a_ping() -> None:
-    assert MessageWriter(CALL, []).write(Silence()) == b'event: ping\ndata: {"type":"ping"}\n\n'
