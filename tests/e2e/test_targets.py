@@ -16,8 +16,8 @@ from tests.support.commands import answer_of
 from tests.support.server_process import MODEL, Server, server_process, until
 
 PATIENCE_S = 20_000
-STRICTNESS = 0.02
-"""What waits for seconds is far from being refused."""
+STRICTNESS = 0.005
+"""What waits for minutes, on a busy machine, is far from being refused."""
 ENDLESS = {"model": MODEL, "prompt": "on and on", "max_tokens": 8000, "ignore_eos": True, "stream": True}
 SHORT = {"model": MODEL, "prompt": "short", "max_tokens": 4, "ignore_eos": True, "stream": True}
 PROGRESS = {"x-fairgate-progress": "1"}
