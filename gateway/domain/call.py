@@ -91,6 +91,8 @@ class Call(msgspec.Struct, frozen=True):
     """Metadata that its tenant has declared, for the ledger."""
     binding: Binding | None = None
     end_user: str = ""
+    route: str = ""
+    """The path that it came by; empty: it did not come by HTTP."""
     session: str | None = None
     """The run of an agent that it is a call of (`ids.session_id`)."""
     task: RequestTask = RequestTask.COMPLETE

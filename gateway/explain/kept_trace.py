@@ -46,7 +46,7 @@ def kept_trace(
         operation=gen_ai.operation_of(call),
         asked_model=call.model,
         model=call.pool or call.model,
-        route=gen_ai.route_of(call),
+        route=call.route,
         events=events,
         arrived_ns=now_ns - round(took_s * 1e9),
         settled_ns=now_ns,

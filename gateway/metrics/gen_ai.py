@@ -37,16 +37,14 @@ CHAT, TEXT_COMPLETION, EMBEDDINGS = "chat", "text_completion", "embeddings"
 RERANK = "rerank"
 """Not in the conventions, which allow further values."""
 OPERATIONS = {
-    "/v1/messages": CHAT,
-    "/v1/responses": CHAT,
     "/v1/chat/completions": CHAT,
+    "/v1/responses": CHAT,
+    "/v1/messages": CHAT,
     "/v1/completions": TEXT_COMPLETION,
     "/v1/embeddings": EMBEDDINGS,
     "/v1/rerank": RERANK,
 }
 """By route."""
-ROUTES = {operation: route for route, operation in OPERATIONS.items()}
-"""By operation: a chat's is the last one above."""
 
 DURATION = "gen_ai.server.request.duration"
 DURATION_BUCKETS_S = tuple(0.01 * 2**power for power in range(14))
@@ -64,10 +62,6 @@ def operation_of(call: Call) -> str:
     if call.task is RequestTask.COMPLETE:
         return CHAT if call.chat else TEXT_COMPLETION
     return EMBEDDINGS if call.task is RequestTask.EMBED else RERANK
-
-
-def route_of(call: Call) -> str:
-    return ROUTES[operation_of(call)]
 
 
 def prometheus_name(name: str) -> str:

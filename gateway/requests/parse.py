@@ -79,6 +79,7 @@ class RequestContext(msgspec.Struct, frozen=True):
     max_cost_nanousd: int | None = None
     names_timeout: bool = False
     first_byte_s: float | None = None
+    route: str = ""
     session: str | None = None
     """As a header names it, before the body."""
     require_budget: Callable[[int], None] | None = None
@@ -267,6 +268,7 @@ def _call(
         names_tier=request.service_tier not in (None, "auto"),
         labels=labels_of(request.metadata, principal.labels),
         first_byte_s=context.first_byte_s,
+        route=context.route,
         traits=traits_of(
             wordings[0] if wordings else None,
             prompts[0],

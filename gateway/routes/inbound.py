@@ -86,5 +86,6 @@ class Inbound(msgspec.Struct, frozen=True):
             max_cost_nanousd=estimate_bounds.max_cost_nanousd(headers.get(MAX_COST)),
             names_timeout=DEADLINE in headers,
             first_byte_s=self.state.get(FIRST_BYTE),
+            route=self.path,
             session=headers.get(SESSION) or headers.get("session_id"),
         )

@@ -40,7 +40,7 @@ def one_of(values: Iterable[str]) -> dict[str, Any]:
 
 
 def form(pattern: re.Pattern[str], most: int | None = None) -> dict[str, Any]:
-    """A text that matches as a whole, of at most so many characters."""
+    """A text that matches as a whole; `most`: characters."""
     return {"pattern": f"^({pattern.pattern})$"} | ({} if most is None else {"maxLength": most})
 
 

@@ -142,6 +142,14 @@ def test_a_streamed_displaced_request_that_its_budget_ends(house: House) -> None
     assert_no_secrets(house, slow)
 
 
+def test_a_trace_names_the_route_that_a_request_came_by(house: House) -> None:
+    trace_id, key = "2" * 32, house.server.tenant("routes")
+    with house.server.http(key) as client:
+        body = {"model": MODEL, "input": CANARY, "max_output_tokens": 1}
+        assert client.post("/v1/responses", json=body, headers=traceparent(trace_id)).status_code == 200
+    until(lambda: house.spans(trace_id, "POST /v1/responses"))
+
+
 def test_a_request_at_another_server_which_saw_the_span_that_it_is_below(house: House) -> None:
     key = house.server.tenant("abroad")
     trace_id = "1" * 32

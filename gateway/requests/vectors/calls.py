@@ -203,6 +203,7 @@ def _call(
         names_tier=request.service_tier not in (None, "auto"),
         labels=labels_of(request.metadata, principal.labels),
         first_byte_s=context.first_byte_s,
+        route=context.route,
         task=task,
         needs=needs,
     )
