@@ -6,12 +6,21 @@ A hash of each one's key, which names its content without its wording, says whet
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
+
+from ops.demo.prompts.phrases import (
+    DATA,
+    Instruction,
+    TrainingMessage,
+    filler_words,
+    instruction_of,
+    quoted,
+    spelling_word,
+    worded,
+)
+from ops.demo.prompts.structured import make_json, make_tools
 
 FAMILIES: tuple[str, ...] = (
     "count",
@@ -24,6 +33,8 @@ FAMILIES: tuple[str, ...] = (
     "sort",
     "facts",
 )
+UNLEARNED_FAMILIES = ("json", "tools")
+"""The recipe has them; the weights that ship have not learned them."""
 
 HELD_OUT_ONE_IN = 4
 LONGEST_ANSWER_TOKENS = 300
@@ -34,47 +45,13 @@ END_TOKENS = 1
 
 LARGEST_COUNTED = 99
 
-_DATA: dict[str, Any] = json.loads(
-    (Path(__file__).parents[1] / "data" / "instructions.json").read_text(encoding="utf-8")
-)
-DAYS: list[str] = _DATA["days"]
-MONTHS: list[str] = _DATA["months"]
-SPELLING_WORDS: list[str] = _DATA["spelling"].split()
+DAYS: list[str] = DATA["days"]
+MONTHS: list[str] = DATA["months"]
 COURTESIES: list[tuple[list[str], str]] = [
-    (courtesy["questions"], courtesy["answer"]) for courtesy in _DATA["courtesies"]
+    (courtesy["questions"], courtesy["answer"]) for courtesy in DATA["courtesies"]
 ]
-_KINDS: dict[str, list[str]] = _DATA["kinds"]
+_KINDS: dict[str, list[str]] = DATA["kinds"]
 _KIND_OF = {word: kind for kind, words in _KINDS.items() for word in words}
-_ADJECTIVES, _NOUNS, _VERBS, _PLACES = (
-    _DATA[words].split() for words in ("adjectives", "nouns", "verbs", "places")
-)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingMessage:
-    role: str
-    content: str
-
-
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    """A conversation that ends with a user message, and the one right answer to it."""
-
-    family: str
-    key: str
-    messages: tuple[TrainingMessage, ...]
-    answer: str
-
-    @property
-    def prompt(self) -> str:
-        return self.messages[-1].content
-
-    @property
-    def characters(self) -> int:
-        return sum(len(message.content) for message in self.messages) + len(self.answer)
-
-    def chat(self) -> list[dict[str, str]]:
-        return [{"role": message.role, "content": message.content} for message in self.messages]
 
 
 def is_held_out(key: str) -> bool:
@@ -97,8 +74,10 @@ def decorate(
     instruction: Instruction, rng: random.Random, *, longest_note_words: int = LONGEST_PROMPT_TOKENS
 ) -> Instruction:
     """The same instruction as it comes in real chats: with a system message, earlier turns or a note."""
-    messages = list(instruction.messages)
-    if rng.random() < 0.1:
+    # Tools come before all else, a client's own system message too.
+    tools = [message for message in instruction.messages[:1] if message.role == "system"]
+    messages = list(instruction.messages[len(tools) :])
+    if rng.random() < 0.1 and messages[-1].role == "user":
         words = min(longest_note_words, _note_words(rng))
         messages[-1] = TrainingMessage("user", _with_note(messages[-1].content, rng, words))
     if rng.random() < 0.05:
@@ -109,8 +88,8 @@ def decorate(
             earlier += [*turn.messages, TrainingMessage("assistant", turn.answer)]
         messages = earlier + messages
     if rng.random() < 0.12:
-        messages.insert(0, TrainingMessage("system", rng.choice(_DATA["system_messages"])))
-    return replace(instruction, messages=tuple(messages))
+        messages.insert(0, TrainingMessage("system", rng.choice(DATA["system_messages"])))
+    return replace(instruction, messages=(*tools, *messages))
 
 
 def prompt_for_lengths(
@@ -138,61 +117,13 @@ def prompt_for_lengths(
     return _padded_with_note(best, rng, wanted_prompt, count_tokens)
 
 
-def filler_words(rng: random.Random, number: int) -> list[str]:
-    """Words in the order of plain sentences, for notes that the model learns to ignore."""
-    words: list[str] = []
-    while len(words) < number:
-        adjective, other_adjective = rng.sample(_ADJECTIVES, 2)
-        noun, other_noun, third_noun = rng.sample(_NOUNS, 3)
-        sentence = ["the", adjective, noun, rng.choice(_VERBS), "the", other_adjective, other_noun]
-        if rng.random() < 0.5:
-            sentence += [rng.choice(_PLACES), "the", third_noun]
-        words += [*sentence, "and"]
-    return words[:number]
-
-
-def instruction_of(family: str, content: str, prompt: str, answer: str) -> Instruction:
-    return Instruction(family, f"{family}:{content}", (TrainingMessage("user", prompt),), answer)
-
-
-def _worded(rng: random.Random, wordings: Sequence[str], **values: object) -> str:
-    text = rng.choice(wordings).format(**values)
-    if rng.random() < 0.05 and not text.startswith('"'):
-        text = text[0].lower() + text[1:]
-    if rng.random() < 0.05 and text.endswith((".", "?")):
-        text = text[:-1]
-    return text
-
-
-def _quoted(rng: random.Random, word: str) -> str:
-    chance = rng.random()
-    if chance < 0.9:
-        return f'"{word}"'
-    return f"'{word}'" if chance < 0.92 else word
-
-
-def _spelling_word(rng: random.Random, shortest: int = 3, longest: int = 8) -> str:
-    """A real word or an invented one: invented words make the letters, not the word, worth learning."""
-    if rng.random() < 0.4:
-        while True:
-            word = rng.choice(SPELLING_WORDS)
-            if shortest <= len(word) <= longest:
-                return word
-    length = rng.randint(shortest, longest)
-    if rng.random() < 0.3:
-        return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(length))
-    sounds = ("bcdfghjklmnprstvwz", "aeiou")
-    start = rng.randint(0, 1)
-    return "".join(rng.choice(sounds[(start + position) % 2]) for position in range(length))
-
-
 def _count_between(rng: random.Random, first: int, last: int) -> Instruction:
     wordings = (
         "Count from {first} to {last}.",
         "Please count from {first} to {last}.",
         "Write the numbers from {first} to {last}.",
     )
-    prompt = _worded(rng, wordings, first=first, last=last)
+    prompt = worded(rng, wordings, first=first, last=last)
     answer = ", ".join(map(str, range(first, last + 1)))
     return instruction_of("count", f"{first}-{last}", prompt, answer)
 
@@ -209,20 +140,20 @@ def _times(number: int) -> str:
 
 def _make_repeat(rng: random.Random) -> Instruction:
     if rng.random() < 0.55:
-        word, times = _spelling_word(rng, 3, 6), rng.randint(1, 5)
+        word, times = spelling_word(rng, 3, 6), rng.randint(1, 5)
         wordings = ("Repeat {word} {times}.", "Say {word} {times}.")
-        prompt = _worded(rng, wordings, word=_quoted(rng, word), times=_times(times))
+        prompt = worded(rng, wordings, word=quoted(rng, word), times=_times(times))
         return instruction_of("repeat", f"{word}-{times}", prompt, " ".join([word] * times))
     words = filler_words(rng, 2 + int(14 * rng.random() ** 2))
     text = " ".join(words)
     wordings = ('Repeat "{text}".', 'Say "{text}".')
-    return instruction_of("repeat", text, _worded(rng, wordings, text=text), text)
+    return instruction_of("repeat", text, worded(rng, wordings, text=text), text)
 
 
 def _make_spell(rng: random.Random) -> Instruction:
-    word = _spelling_word(rng)
+    word = spelling_word(rng)
     wordings = ("Spell {word}.", "Spell the word {word}.", "How do you spell {word}?")
-    prompt = _worded(rng, wordings, word=_quoted(rng, word))
+    prompt = worded(rng, wordings, word=quoted(rng, word))
     return instruction_of("spell", word, prompt, "-".join(word))
 
 
@@ -252,7 +183,7 @@ def _make_calendar(rng: random.Random, family: str, names: Sequence[str]) -> Ins
             "Please list {length} {thing} starting with {first}.",
         )
         values = {}
-    prompt = _worded(rng, wordings, thing=family, first=names[start], length=length, **values)
+    prompt = worded(rng, wordings, thing=family, first=names[start], length=length, **values)
     is_in_lines = rng.random() < 0.25
     if is_in_lines:
         prompt = prompt.rstrip(".?") + ", one per line."
@@ -283,18 +214,18 @@ def _make_arithmetic(rng: random.Random) -> Instruction:
         left, right = max(left, right), min(left, right)
         wordings = ("What is {left} - {right}?", "{left} - {right} =", "Subtract {right} from {left}.")
         content, answer = f"{left}-{right}", left - right
-    return instruction_of("arithmetic", content, _worded(rng, wordings, left=left, right=right), str(answer))
+    return instruction_of("arithmetic", content, worded(rng, wordings, left=left, right=right), str(answer))
 
 
 def _make_reverse(rng: random.Random) -> Instruction:
     if rng.random() < 0.7:
-        word = _spelling_word(rng, 3, 6)
+        word = spelling_word(rng, 3, 6)
         wordings: tuple[str, ...] = ("Reverse {word}.", "Reverse the word {word}.", "Write {word} backwards.")
-        prompt = _worded(rng, wordings, word=_quoted(rng, word))
+        prompt = worded(rng, wordings, word=quoted(rng, word))
         return instruction_of("reverse", word, prompt, word[::-1])
     numbers = [str(rng.randint(0, 9)) for _ in range(rng.randint(3, 6))]
     wordings = ("Reverse the list {numbers}.", "Reverse {numbers}.")
-    prompt = _worded(rng, wordings, numbers=", ".join(numbers))
+    prompt = worded(rng, wordings, numbers=", ".join(numbers))
     return instruction_of("reverse", "-".join(numbers), prompt, ", ".join(reversed(numbers)))
 
 
@@ -303,16 +234,16 @@ def _make_sort(rng: random.Random) -> Instruction:
     if rng.random() < 0.5:
         letters = rng.sample("abcdefghijklmnopqrstuvwxyz", size)
         wordings: tuple[str, ...] = ("Sort the letters {items}.", "Sort {items}.")
-        prompt = _worded(rng, wordings, items=", ".join(letters))
+        prompt = worded(rng, wordings, items=", ".join(letters))
         return instruction_of("sort", "-".join(letters), prompt, ", ".join(sorted(letters)))
     numbers = rng.sample(range(10), size)
     wordings = ("Sort the numbers {items}.", "Sort {items}.")
-    prompt = _worded(rng, wordings, items=", ".join(map(str, numbers)))
+    prompt = worded(rng, wordings, items=", ".join(map(str, numbers)))
     return instruction_of("sort", "-".join(map(str, numbers)), prompt, ", ".join(map(str, sorted(numbers))))
 
 
 def _with_article(word: str) -> str:
-    if _KIND_OF.get(word) in _DATA["without_article"]:
+    if _KIND_OF.get(word) in DATA["without_article"]:
         return word
     return f"an {word}" if word[0] in "aeiou" else f"a {word}"
 
@@ -332,25 +263,25 @@ def _make_fact_or_letter(rng: random.Random) -> Instruction:
 def _compare(rng: random.Random) -> Instruction:
     left, right = rng.randint(0, 99), rng.randint(0, 99)
     if rng.random() < 0.5:
-        prompt = _worded(rng, ("Is {left} greater than {right}?",), left=left, right=right)
+        prompt = worded(rng, ("Is {left} greater than {right}?",), left=left, right=right)
         return _fact(f"{left}>{right}", prompt, left > right)
-    prompt = _worded(rng, ("Is {left} less than {right}?",), left=left, right=right)
+    prompt = worded(rng, ("Is {left} less than {right}?",), left=left, right=right)
     return _fact(f"{left}<{right}", prompt, left < right)
 
 
 def _parity(rng: random.Random) -> Instruction:
     number = rng.randint(0, 999)
     parity = rng.choice(("even", "odd"))
-    prompt = _worded(rng, ("Is {number} {parity}?",), number=number, parity=parity)
+    prompt = worded(rng, ("Is {number} {parity}?",), number=number, parity=parity)
     return _fact(f"{number}-{parity}", prompt, number % 2 == (parity == "odd"))
 
 
 def _letter_place(rng: random.Random) -> Instruction:
-    word = _spelling_word(rng)
+    word = spelling_word(rng)
     # A wrong letter is often one of the word's own, else "is it in the word" would be enough.
     pool = word if rng.random() < 0.5 else "abcdefghijklmnopqrstuvwxyz"
     letter = word[0] if rng.random() < 0.45 else rng.choice(pool)
-    prompt = _worded(rng, ("Does {word} start with {letter}?",), word=f'"{word}"', letter=letter)
+    prompt = worded(rng, ("Does {word} start with {letter}?",), word=f'"{word}"', letter=letter)
     return _fact(f"{word}-start-{letter}", prompt, letter == word[0])
 
 
@@ -359,7 +290,7 @@ def _kind(rng: random.Random) -> Instruction:
     kind = _KIND_OF[word] if rng.random() < 0.5 else rng.choice(tuple(_KINDS))
     kind_text = f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
     wordings = ("Is {word} {kind}?", "Is {word} {kind}, yes or no?", "Yes or no, is {word} {kind}?")
-    prompt = _worded(rng, wordings, word=_with_article(word), kind=kind_text)
+    prompt = worded(rng, wordings, word=_with_article(word), kind=kind_text)
     # The thing's kind has to be given: what is held out is the wording.
     return _fact(prompt.lower().rstrip("?"), prompt, kind == _KIND_OF[word])
 
@@ -385,6 +316,8 @@ _MAKERS: dict[str, Callable[[random.Random], Instruction]] = {
     "facts": _make_fact,
     "facts and letters": _make_fact_or_letter,
     "courtesy": _make_courtesy,
+    "json": lambda rng: make_json(rng, make_instruction),
+    "tools": lambda rng: make_tools(rng, make_instruction),
 }
 
 

@@ -21,9 +21,9 @@ from ops.demo.prompts.instructions import (
     FAMILIES,
     LONGEST_ANSWER_TOKENS,
     LONGEST_PROMPT_TOKENS,
-    Instruction,
     prompt_for_lengths,
 )
+from ops.demo.prompts.phrases import Instruction
 from ops.demo.training.streams import courtesies, held_out_instructions
 
 MODEL_DIRECTORY = Path(__file__).parents[1] / "model"

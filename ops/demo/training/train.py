@@ -1,21 +1,22 @@
 """Trains the small model that ships with Fairgate.
 
 `python -m ops.demo.training.train --out ops/demo/model` builds the tokenizer, trains a small Llama on the
-generated instructions within 30 CPU-minutes and saves both. The run is seeded: with the same library versions
-and number of threads it gives the same model again.
+generated instructions and saves both; `--stage` goes on with it, within 120 CPU-minutes for all stages. The
+run is seeded: with the same library versions and number of threads it gives the same model again.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import ctypes
 import json
 import os
 import platform
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from itertools import islice
@@ -30,8 +31,17 @@ from rich.console import Console
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ops.demo.prompts.instructions import FAMILIES, SPELLING_WORDS, Instruction
-from ops.demo.training.streams import FINISHING_SHARE, held_out_instructions, training_stream
+from ops.demo.prompts.instructions import FAMILIES, UNLEARNED_FAMILIES
+from ops.demo.prompts.phrases import SPELLING_WORDS, Instruction
+from ops.demo.training.streams import (
+    COPYING_SHARE,
+    EXTENDING_SHARE,
+    FINISHING_SHARE,
+    SETTLING_SHARE,
+    TRAINING_SHARE,
+    held_out_instructions,
+    training_stream,
+)
 
 PAD_TOKEN = "<|pad|>"
 BEGIN_TOKEN = "<|begin|>"
@@ -41,19 +51,36 @@ SPECIAL_TOKENS = (PAD_TOKEN, BEGIN_TOKEN, END_OF_SEQUENCE_TOKEN, START_OF_MESSAG
 
 VOCABULARY_SIZE = 768
 CONTEXT_TOKENS = 2048
-CPU_MINUTES_ALLOWED = 30.0
+CPU_MINUTES_ALLOWED = 120.0
 IGNORED_LABEL = -100
 OTHERS_LEARNING_RATE = 2e-3
-SHORT_CHARACTERS = 150
-FINISHING_SCALE = 0.22
-FINISHING_STEPS = 290
 LONG_ANSWER_TOKENS = 16
-SHORT_SHARE = 0.5
-PROBE_EVERY_STEPS = 400
+PROBE_EVERY_STEPS = 200
 
 CHAT_TEMPLATE = (
+    "{% if tools %}"
+    "{{ '<|im_start|>system' + '\\n' + 'Tools: ' }}"
+    "{% for tool in tools %}"
+    "{% set function = tool['function'] %}"
+    "{{ ('' if loop.first else '; ') + function['name'] + '(' }}"
+    "{% for name, kind in ((function['parameters'] or {})['properties'] or {}).items() %}"
+    "{{ ('' if loop.first else ', ') + name + ': ' + (kind['type'] if kind['type'] is string else 'any') }}"
+    "{% endfor %}"
+    "{{ ')' }}"
+    "{% endfor %}"
+    "{{ '<|im_end|>' + '\\n' }}"
+    "{% endif %}"
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + (message['content'] or '') }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ ('' if loop.first else '\\n') + '<tool_call>{\"name\":' + call['function']['name'] | tojson }}"
+    "{{ ',\"arguments\":{' }}"
+    "{% for name, value in call['function']['arguments'].items() %}"
+    "{{ ('' if loop.first else ',') + name | tojson + ':' + value | tojson }}"
+    "{% endfor %}"
+    "{{ '}}</tool_call>' }}"
+    "{% endfor %}"
+    "{{ '<|im_end|>' + '\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant' + '\\n' }}{% endif %}"
 )
@@ -67,6 +94,26 @@ PIECES = (
     r"| ?[^\s\p{L}\p{N}]+"
     r"|\s+"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of the training. Of each stream: what to add to the seed, the longest text in characters, the
+    families' shares, and its share of the steps. `is_flat`: the learning rate does not fall."""
+
+    streams: tuple[tuple[int, int | None, Mapping[str, float], float], ...]
+    steps: int
+    learning_rate_scale: float = 0.6
+    is_flat: bool = False
+
+
+STAGES = {
+    "start": Stage(((0, 150, TRAINING_SHARE, 0.5), (1, None, TRAINING_SHARE, 0.5)), 5200, 1.0),
+    "finish": Stage(((2, 150, FINISHING_SHARE, 1.0),), 290, 0.22),
+    "extend": Stage(((3, 900, EXTENDING_SHARE, 1.0),), 900, is_flat=True),
+    "copy": Stage(((4, 200, COPYING_SHARE, 1.0),), 800, is_flat=True),
+    "settle": Stage(((6, 300, SETTLING_SHARE, 0.6), (7, None, SETTLING_SHARE, 0.4)), 1500),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,20 +263,16 @@ def answer_logits(model: LlamaForCausalLM, batch: TrainingBatch) -> torch.Tensor
 
 
 def training_batches(
-    seed: int, tokenizer: PreTrainedTokenizerFast, *, steps: int, tokens_per_batch: int, is_finish: bool
+    seed: int, tokenizer: PreTrainedTokenizerFast, stage: Stage, *, steps: int, tokens_per_batch: int
 ) -> Iterator[tuple[TrainingBatch, float]]:
-    """Each batch with the mean weight to scale its loss by: short ones first, mostly hard families last."""
-    short_steps = round(SHORT_SHARE * steps)
-    phases = [
-        (training_stream(seed, SHORT_CHARACTERS), short_steps),
-        (training_stream(seed + 1), steps - short_steps),
-    ]
-    rng = random.Random(seed)
-    if is_finish:
-        phases = [(training_stream(seed + 2, SHORT_CHARACTERS, FINISHING_SHARE), steps)]
-        rng = random.Random(seed + 2)
-    for stream, phase_steps in phases:
-        yield from _shuffled_batches(stream, rng, tokenizer, phase_steps, tokens_per_batch)
+    """Each batch with the mean weight to scale its loss by."""
+    rng = random.Random(seed + stage.streams[0][0])
+    left = steps
+    for number, longest_characters, share, share_of_steps in stage.streams:
+        stream = training_stream(seed + number, longest_characters, share)
+        its_steps = left if number == stage.streams[-1][0] else round(share_of_steps * steps)
+        yield from _shuffled_batches(stream, rng, tokenizer, its_steps, tokens_per_batch)
+        left -= its_steps
 
 
 def _shuffled_batches(
@@ -282,13 +325,15 @@ def train(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     *,
+    stage: Stage,
     seed: int,
     steps: int,
     tokens_per_batch: int,
     peak_learning_rate: float,
     console: Console,
-    is_finish: bool = False,
-) -> int:
+    keep: Callable[[int, int], None],
+) -> None:
+    """`keep(steps, tokens)` is called at every probe, so that a run that is cut leaves a model."""
     # Muon for the matrices inside the layers: it learns to copy after a third of the tokens AdamW needs.
     matrices = [parameter for parameter in model.model.layers.parameters() if parameter.dim() == 2]
     inside = {id(parameter) for parameter in matrices}
@@ -299,21 +344,20 @@ def train(
     adamw = torch.optim.AdamW(
         others, lr=OTHERS_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True
     )
-    scale = FINISHING_SCALE if is_finish else 1.0
+    scale = stage.learning_rate_scale
     optimizers = ((muon, scale * peak_learning_rate), (adamw, scale * OTHERS_LEARNING_RATE))
     probes = {
         family: make_batches(held_out_instructions(family, 100, seed), tokenizer, tokens_per_batch)
-        for family in FAMILIES
+        for family in (*FAMILIES, *UNLEARNED_FAMILIES)
     }
     seen_tokens, mean_loss, started_s = 0, 0.0, time.monotonic()
     model.train()
-    batches = training_batches(
-        seed, tokenizer, steps=steps, tokens_per_batch=tokens_per_batch, is_finish=is_finish
-    )
+    batches = training_batches(seed, tokenizer, stage, steps=steps, tokens_per_batch=tokens_per_batch)
     for step, (batch, mean_weight) in enumerate(batches):
         for optimizer, peak in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, steps, peak)
+                # The rate falls in the second half of the steps: of twice as many, none is there.
+                group["lr"] = learning_rate(step, 2 * steps if stage.is_flat else steps, peak)
         with torch.autocast("cpu", torch.bfloat16):
             logits = answer_logits(model, batch)
         answers = batch.labels != IGNORED_LABEL
@@ -335,7 +379,7 @@ def train(
                 f"{wall_s:.0f} s  {cpu_minutes():.1f} CPU-min  exact %: {table}",
                 soft_wrap=True,
             )
-    return seen_tokens
+            keep(step + 1, seen_tokens)
 
 
 def keep_freed_memory() -> None:
@@ -352,6 +396,7 @@ def save(
     out: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, record: dict[str, Any]
 ) -> None:
     """Write the model directory: weights as bfloat16, and a config that asks to compute in float32."""
+    model = copy.deepcopy(model)
     model.config._attn_implementation = "sdpa"
     model.generation_config = GenerationConfig(
         do_sample=False,
@@ -372,66 +417,76 @@ def save(
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Directory for the model.")
 @click.option("--seed", default=20, show_default=True)
-@click.option("--steps", default=5200, show_default=True, help="Optimizer steps; the CPU time follows.")
+@click.option("--steps", type=int, help="Optimizer steps, if not the stage's own; the CPU time follows.")
 @click.option("--tokens-per-batch", default=3072, show_default=True)
 @click.option("--peak-learning-rate", default=4e-3, show_default=True)
+@click.option("--stage", "stage_name", type=click.Choice(tuple(STAGES)), default="start", show_default=True)
 @click.option(
-    "--finish",
+    "--model",
+    "directory",
     type=click.Path(path_type=Path, exists=True),
-    help="Instead of a whole training: some hundred last steps for the model in this directory.",
+    help="The model that a later stage goes on with.",
 )
 @click.option("--threads", default=1, show_default=True, help="CPU threads for torch.")
 def main(
     out: Path,
     seed: int,
-    steps: int,
+    steps: int | None,
     tokens_per_batch: int,
     peak_learning_rate: float,
-    finish: Path | None,
+    stage_name: str,
+    directory: Path | None,
     threads: int,
 ) -> None:
+    if (stage_name == "start") != (directory is None):
+        raise click.UsageError(f"--model goes with every stage but 'start', and the stage is {stage_name!r}")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     keep_freed_memory()
     torch.set_num_threads(threads)
     console = Console()
-    earlier: dict[str, Any] = {}
-    if finish is None:
+    stage = STAGES[stage_name]
+    steps = steps or stage.steps
+    earlier: dict[str, Any] = {"steps": {}, "training_tokens": 0, "cpu_minutes": 0.0}
+    if directory is None:
         tokenizer = build_tokenizer(seed)
         model = build_model(seed, tokenizer)
     else:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(finish)
-        model = LlamaForCausalLM.from_pretrained(finish, dtype=torch.float32, attn_implementation="eager")
-        earlier = json.loads((finish / "training_record.json").read_text())
-        steps = FINISHING_STEPS
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
+        tokenizer.chat_template = CHAT_TEMPLATE
+        model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+        earlier = json.loads((directory / "training_record.json").read_text())
     parameters = sum(parameter.numel() for parameter in model.parameters())
     console.print(f"{parameters:,} parameters, {len(tokenizer)} tokens in the vocabulary")
-    seen_tokens = train(
+
+    def keep(done_steps: int, seen_tokens: int) -> None:
+        record = {
+            "date": date.today().isoformat(),
+            "seed": seed,
+            "steps": {**earlier["steps"], stage_name: done_steps},
+            "tokens_per_batch": tokens_per_batch,
+            "peak_learning_rate": peak_learning_rate,
+            "threads": threads,
+            "parameters": parameters,
+            "training_tokens": earlier["training_tokens"] + seen_tokens,
+            "cpu_minutes": round(earlier["cpu_minutes"] + cpu_minutes(), 2),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        }
+        save(out, model, tokenizer, record)
+
+    train(
         model,
         tokenizer,
+        stage=stage,
         seed=seed,
         steps=steps,
         tokens_per_batch=tokens_per_batch,
         peak_learning_rate=peak_learning_rate,
         console=console,
-        is_finish=finish is not None,
+        keep=keep,
     )
-    minutes = earlier.get("cpu_minutes", 0.0) + cpu_minutes()
-    record = {
-        "date": date.today().isoformat(),
-        "seed": seed,
-        "steps": earlier.get("steps", steps),
-        "finishing_steps": 0 if finish is None else steps,
-        "tokens_per_batch": tokens_per_batch,
-        "peak_learning_rate": peak_learning_rate,
-        "threads": threads,
-        "parameters": parameters,
-        "training_tokens": earlier.get("training_tokens", 0) + seen_tokens,
-        "cpu_minutes": round(minutes, 2),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }
-    save(out, model, tokenizer, record)
+    minutes = earlier["cpu_minutes"] + cpu_minutes()
     console.print(f"saved to {out} after {minutes:.1f} CPU-minutes")
     if minutes > CPU_MINUTES_ALLOWED:
         raise click.ClickException(f"training took more than {CPU_MINUTES_ALLOWED:.0f} CPU-minutes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from itertools import islice, pairwise
@@ -16,13 +17,14 @@ from ops.demo.prompts.instructions import (
     LONGEST_PROMPT_TOKENS,
     MONTHS,
     TEMPLATE_TOKENS,
+    UNLEARNED_FAMILIES,
     decorate,
-    filler_words,
     is_held_out,
     make_instruction,
     prompt_for_lengths,
 )
-from ops.demo.training.streams import courtesies, held_out_instructions, training_stream
+from ops.demo.prompts.phrases import filler_words
+from ops.demo.training.streams import SETTLING_SHARE, courtesies, held_out_instructions, training_stream
 
 
 def count_like_the_model(text: str) -> int:
@@ -41,29 +43,30 @@ def test_the_same_seed_gives_the_same_instructions() -> None:
 
 
 def test_no_training_instruction_is_held_out() -> None:
-    rows = list(islice(training_stream(3), 5_000))
+    rows = list(islice(training_stream(3, share=SETTLING_SHARE), 5_000))
     measured = [row for row in rows if row.family != "courtesy"]
     assert not [row.key for row in measured if is_held_out(row.key)]
-    assert {row.family for row in rows} == {*FAMILIES, "courtesy"}
+    assert {row.family for row in rows} == {*FAMILIES, *UNLEARNED_FAMILIES, "courtesy"}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES + UNLEARNED_FAMILIES)
 def test_each_family_has_200_distinct_held_out_instructions(family: str) -> None:
     rows = held_out_instructions(family, 200, 0)
     assert len({row.key for row in rows}) == 200
     assert all(is_held_out(row.key) and row.family == family for row in rows)
-    trained = {row.key for row in islice(training_stream(3), 3_000)}
+    trained = {row.key for row in islice(training_stream(3, share=SETTLING_SHARE), 3_000)}
     assert not trained & {row.key for row in rows}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES + UNLEARNED_FAMILIES)
 def test_every_prompt_and_answer_holds_text(family: str) -> None:
     rng = random.Random(5)
     for _ in range(300):
         row = make_instruction(family, rng, held_out=None)
         assert row.prompt.strip() == row.prompt != ""
         assert row.answer.strip() == row.answer != ""
-        assert row.chat() == [{"role": "user", "content": row.prompt}]
+        if family != "tools":
+            assert row.chat() == [{"role": "user", "content": row.prompt}]
 
 
 def test_answers_are_right() -> None:
@@ -81,6 +84,38 @@ def test_answers_are_right() -> None:
         assert {abs(after - before) for before, after in pairwise(counted)} <= {1}
         assert max(counted) <= LARGEST_COUNTED
         assert make_instruction("facts", rng, held_out=None).answer in ("Yes", "No")
+
+
+def test_json_answers_are_compact_and_of_what_the_prompt_says() -> None:
+    rng = random.Random(12)
+    for _ in range(500):
+        row = make_instruction("json", rng, held_out=None)
+        value = json.loads(row.answer)
+        assert row.answer == json.dumps(value, separators=(",", ":"))
+        words = re.findall(r'"([^"]+)"', row.answer)
+        assert (
+            all(word in row.prompt for word in words if word not in ("answer", *value))
+            or "days" in row.prompt
+        )
+
+
+def test_calls_name_a_tool_of_the_list_and_its_arguments() -> None:
+    rng = random.Random(13)
+    kinds = {"integer": int, "number": (int, float), "string": str, "boolean": bool}
+    shapes = set()
+    for _ in range(1_000):
+        row = make_instruction("tools", rng, held_out=None)
+        texts = re.findall(r"(\w+)\(([^)]*)\)", row.messages[0].content)
+        tools = {name: dict(re.findall(r"(\w+): (\w+)", arguments)) for name, arguments in texts}
+        calls = re.findall("<tool_call>(.*)</tool_call>", row.answer)
+        for call in map(json.loads, calls):
+            wanted = tools[call["name"]]
+            assert list(call["arguments"]) == list(wanted)
+            assert all(isinstance(call["arguments"][name], kinds[kind]) for name, kind in wanted.items())
+        if row.messages[-1].role == "tool":
+            assert row.answer.endswith(row.messages[-1].content)
+        shapes.add((len(tools), len(calls), row.messages[-1].role))
+    assert {(1, 0, "user"), (1, 1, "user"), (3, 1, "user"), (1, 2, "user"), (1, 0, "tool")} <= shapes
 
 
 def test_yes_and_no_are_about_as_frequent() -> None:
@@ -112,6 +147,8 @@ def test_decoration_keeps_the_question_and_the_answer() -> None:
     assert ("user",) in shapes
     assert ("system", "user") in shapes
     assert ("user", "assistant", "user") in shapes
+    with_tools = (decorate(make_instruction("tools", rng), rng).messages for _ in range(200))
+    assert all(messages[0].content.startswith("Tools: ") for messages in with_tools)
 
 
 def test_courtesies_answer_a_greeting() -> None:

@@ -11,10 +11,13 @@ import safetensors
 import torch
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
+from gateway.requests.chat_template import ChatTemplate
 from ops.demo.prompts.instructions import FAMILIES, TEMPLATE_TOKENS
 from ops.demo.training.evaluate import answer_greedily, load
 from ops.demo.training.streams import held_out_instructions
+from ops.demo.training.train import CPU_MINUTES_ALLOWED, build_tokenizer
 
 MODEL = Path(__file__).parents[4] / "ops" / "demo" / "model"
 CONVERSATION = [
@@ -74,7 +77,13 @@ def test_padding_begin_and_end_are_special_tokens_of_their_own(
 
 def test_its_training_stayed_within_the_budget() -> None:
     record = json.loads((MODEL / "training_record.json").read_text())
-    assert record["cpu_minutes"] <= 30
+    assert record["cpu_minutes"] <= CPU_MINUTES_ALLOWED
+
+
+@pytest.mark.long
+def test_its_tokenizer_comes_out_the_same_again() -> None:
+    again = build_tokenizer(seed=20).backend_tokenizer
+    assert again.get_vocab() == Tokenizer.from_file(str(MODEL / "tokenizer.json")).get_vocab()
 
 
 def test_the_template_renders_in_the_sandbox() -> None:
@@ -86,6 +95,42 @@ def test_the_template_renders_in_the_sandbox() -> None:
         "<|im_start|>assistant\n"
     )
     assert not render(CONVERSATION, add_generation_prompt=False).endswith("assistant\n")
+
+
+def test_the_template_shows_tools_and_calls_as_training_did() -> None:
+    left_right = {"type": "object", "properties": {"left": {"type": "integer"}, "right": {"type": "integer"}}}
+    any_of = {"properties": {"when": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}
+    tools = [
+        {"type": "function", "function": {"name": "add", "parameters": left_right}},
+        {"type": "function", "function": {"name": "wait", "parameters": any_of}},
+        {"type": "function", "function": {"name": "stop"}},
+    ]
+    calls = [
+        {"function": {"name": "add", "arguments": {"left": 3, "right": "é<"}}},
+        {"function": {"name": "stop", "arguments": {}}},
+    ]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "content": "7"},
+    ]
+    wanted = (
+        "<|im_start|>system\nTools: add(left: integer, right: integer); wait(when: any); stop()<|im_end|>\n"
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        '<|im_start|>assistant\n<tool_call>{"name":"add","arguments":{"left":3,"right":"é<"}}</tool_call>\n'
+        '<tool_call>{"name":"stop","arguments":{}}</tool_call><|im_end|>\n'
+        "<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"
+    )
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(MODEL)
+    rendered = tokenizer.apply_chat_template(
+        messages, tools=tools, tokenize=False, add_generation_prompt=True
+    )
+    assert rendered == wanted
+    template = ChatTemplate.of_model(MODEL)
+    assert template is not None
+    assert not template.rewrites
+    # The gateway's own environment, and the list that a request without tools gives.
+    assert template.render(messages) == wanted.partition("<|im_end|>\n")[2]
 
 
 def test_template_tokens_are_single_ids(tokenizer: Tokenizer) -> None:
