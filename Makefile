@@ -102,6 +102,8 @@ test-sdks: $(STAMP_TEST) ## other SDKs and agents: older majors of openai, LangC
 	$(PIP) install -q --target $(SDKS)/agents openai-agents==0.24.0
 	$(PIP) install -q --target $(SDKS)/langgraph langgraph==1.2.24 langchain-openai==1.7.4
 	$(PIP) install -q --target $(SDKS)/litellm litellm==1.110.2 fastapi orjson soundfile backoff  # its streams import its proxy
+	$(PIP) install -q --target $(SDKS)/haystack haystack-ai==3.4.1
+	$(PIP) install -q --target $(SDKS)/llama_index llama-index-llms-openai-like==0.8.1
 	npm install --prefix $(SDKS)/node --no-audit --no-fund openai@6.49.0 ai@6.0.326 @ai-sdk/openai@3.0.141 zod@4.6.7 \
 	  @openai/codex@0.171.0 @anthropic-ai/claude-code@2.1.197
 	node $(SDKS)/node/node_modules/@anthropic-ai/claude-code/install.cjs  # newer npm runs no script of a package

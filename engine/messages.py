@@ -8,9 +8,11 @@ differ in `index`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 #: Tiers by rank: the smaller the rank, the earlier its turn.
 TIER_RANKS: dict[str, int] = {"interactive": 0, "standard": 1, "batch": 2}
@@ -34,6 +36,20 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int | None = None
     """How many alternatives to report beside the chosen token (0: only the chosen one); None: off."""
     ignore_eos: bool = False
+
+
+class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an answer may say (`engine/grammar/source.py`)."""
+
+    source: str
+    """In llguidance's JSON form."""
+    kept_tokens: int = 0
+    """The longest end that it can need: so many tokens of the lease are kept for that. 0: not known, so an
+    answer that is cut is not closed."""
+    growth_tokens: int = 0
+    """By how many tokens at most one more token makes that end longer."""
+    end_words: tuple[str, ...] = ()
+    """What an end may have to say: tried before anything else."""
 
 
 class Tagged(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="t"):
@@ -103,6 +119,10 @@ class Submit(Tagged, frozen=True, omit_defaults=True, tag="submit"):
     """Prompts share cached prefixes only under the same salt; empty: the tenant's own."""
     trace_context: str | None = None
     """W3C `traceparent`: of the gateway's span that the sequence is part of."""
+    grammar: Grammar | None = None
+    """Its answer is one of these texts, and ends when no more may follow. None: any text."""
+    parts: tuple[str, ...] = ()
+    """What the model's answer form tells apart from its text: `reasoning_content`, `tool_calls`."""
 
 
 class TopUp(Tagged, frozen=True, omit_defaults=True, tag="top_up"):
@@ -287,6 +307,16 @@ class SequenceOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str = ""
     stop_string: str = ""
     """The one of the request's that ended its text; empty: none."""
+    forced_tokens: int = 0
+    """Emitted tokens that its grammar left no choice of: computed as input is, without sampling, and so much
+    service."""
+    closed: bool = False
+    """It was cut, and its end was written so that it is valid by its grammar."""
+    finish_word: str = ""
+    """A finish reason that says more than `finish`: `tool_calls`, `function_call`, `content_filter`,
+    `repetition`."""
+    incomplete: str = ""
+    """What was cut short: `tool_calls`, `json` or nothing (empty)."""
     trace_context: str | None = None
     decisions: list[Decision] = []
     chunks: list[tuple[float, int]] = []
@@ -309,8 +339,13 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: int = 0
     gpu_us: int = 0
     """Its device time so far. A delta with nothing else: paused, as its lease of device time is used up."""
+    forced_tokens: int = 0
+    """As of `SequenceOutcome`, so far."""
     foreseen_tokens: tuple[int, int] | None = None
     """Median and 90th percentile of the whole output, as the length probe predicts; None: no news."""
+    parts: tuple[dict[str, Any], ...] = ()
+    """Pieces of the answer other than plain text, before `text`: each a delta object of OpenAI's chat stream,
+    with `tool_calls`, `function_call`, `reasoning_content` or `reasoning`, `refusal` or `annotations`."""
     outcome: SequenceOutcome | None = None
     """Set on the sequence's last delta."""
 
@@ -515,6 +550,7 @@ class SequenceState(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: int = 0
     gateway_id: str = ""
     gpu_us: int = 0
+    forced_tokens: int = 0
     recomputed_gpu_us: int = 0
 
 

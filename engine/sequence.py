@@ -19,6 +19,7 @@ from engine.messages import Decision, DecodeShare, RunningSequence, SequenceOutc
 from engine.sizes import DECODE_TOKENS
 
 if TYPE_CHECKING:
+    from engine.grammar.constraint import Constraint
     from engine.kv.host import SwapOut
     from engine.kv.prefix import Match, PrefixCursor
 
@@ -181,6 +182,16 @@ class Sequence:
     unread_s: float = 0.0
     lease_gpu_us: int | None = None
     """Device time covered so far; None: not limited."""
+    constraint: Constraint | None = None
+    """Of its grammar, once that is compiled."""
+    awaits_grammar: bool = False
+    """Its grammar is being compiled: it waits outside of the queue."""
+    kept_tokens: int = 0
+    """Of a lease that does not cover all: for the end of its answer."""
+    forced_tokens: int = 0
+    """Output tokens that its grammar left no choice of: no step sampled them."""
+    is_closed: bool = False
+    """It was cut, and its last tokens are an end by its grammar."""
     gpu_us: int = 0
     """Its share of the device time of its steps (`engine/core/gpu_time.py`), recomputation apart."""
     recomputed_gpu_us: int = 0
@@ -212,6 +223,7 @@ class Sequence:
         sequence.cached_tokens = exported.cached_tokens
         sequence.gpu_us = exported.gpu_us
         sequence.recomputed_gpu_us = exported.recomputed_gpu_us
+        sequence.forced_tokens = exported.forced_tokens
         sequence.charged_prompt_tokens = sequence.computed_prompt_tokens
         if exported.kv:
             sequence.host_kv = exported.kv
@@ -277,9 +289,14 @@ class Sequence:
 
     @property
     def may_emit(self) -> bool:
-        return (
-            self.emitted_tokens < min(self.lease_tokens, self.submit.max_tokens) and not self.is_out_of_time
-        )
+        most = self.most_emitted
+        return self.emitted_tokens < most and not self.is_out_of_time and not self.awaits_grammar
+
+    @property
+    def most_emitted(self) -> int:
+        """Tokens that it may emit by its lease as it is."""
+        most, lease = self.submit.max_tokens, self.lease_tokens
+        return most if lease >= most else lease - self.kept_tokens
 
     @property
     def is_out_of_time(self) -> bool:
@@ -372,6 +389,8 @@ class Sequence:
             finished_s=now_s - self.submitted_s,
             message=message,
             stop_string=stop_string,
+            forced_tokens=self.forced_tokens,
+            closed=self.is_closed,
             trace_context=self.submit.trace_context,
             decisions=[
                 replace(decision, at_s=decision.at_s - self.submitted_s) for decision in self.decisions

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gateway.config import GatewayConfig
 from gateway.fair_threads import FairThreads
+from gateway.requests.checked_answers import CheckedAnswers
 from tenants.audit.log import AuditLog
 from tenants.directory.gateways import GatewayRegistry, Instance
 from tenants.ledger.progress import ProgressStore
@@ -92,7 +93,8 @@ class GatewayDeps:
     """Without secrets."""
     what_if: WhatIf | None = None
     threads: FairThreads = field(default_factory=FairThreads)
-    """Parses and tokenises prompts that are not small."""
+    """Parses and tokenises prompts that are not small, and checks grammars."""
+    answers: CheckedAnswers = field(default_factory=CheckedAnswers)
     tracer: Tracer | None = None
     audit_key: SigningKey | None = None
     """Signs the audit; None: other gateways do."""

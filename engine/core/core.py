@@ -30,6 +30,8 @@ from engine.core.step_service import ServiceShare, ServiceTotals
 from engine.core.validation import refuse_state, refuse_submit
 from engine.forecast.length.probe_gate import ProbeGate
 from engine.forecast.length.samples import LengthSamples
+from engine.grammar.compiler import Grammars
+from engine.grammar.constraint import Constraint
 from engine.kv.cache import KvCache
 from engine.messages import (
     Delta,
@@ -82,6 +84,26 @@ class TextFactory(Protocol):
     """Opens the text of a new answer."""
 
     def open(self, prompt_token_ids: list[int], sampling: SamplingParams) -> Text: ...
+
+
+class AnswerReader(Protocol):
+    """Tells the parts of one answer apart: delta objects of OpenAI's chats, plain text as `content`."""
+
+    def feed(self, text: str) -> list[dict[str, Any]]: ...
+
+    def finish(self) -> list[dict[str, Any]]: ...
+
+
+class AnswerReaders(Protocol):
+    """Opens the reader of a new answer (`engine/answers/parser.py`)."""
+
+    def open(self, submit: Submit) -> AnswerReader | None:
+        """None: the answer is text alone."""
+        ...
+
+    def text(self, submit: Submit) -> Text:
+        """The text that is read: as a `TextFactory` opens it, with the marks of parts."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +166,8 @@ class _Flight:
     started_s: float
     num_tokens: int
     context: int
+    masked: dict[Sequence, int]
+    """Rows of those that choose a token by a grammar; empty as soon as they have chosen."""
 
 
 @dataclass(slots=True)
@@ -151,6 +175,7 @@ class _Stream:
     """A sequence's text, and the content of its next delta."""
 
     text: Text
+    reader: AnswerReader | None = None
     sent_characters: int = 0
     first_index: int = 0
     token_ids: list[int] = field(default_factory=list)
@@ -171,8 +196,11 @@ class EngineCore:
         *,
         step_time: StepTimeModel | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        grammars: Grammars | None = None,
+        readers: AnswerReaders | None = None,
     ) -> None:
-        """`clock`: monotonic seconds; `step_time`: an earlier engine's; `sleep` keeps `max_tokens_per_s`."""
+        """`clock`: monotonic seconds; `step_time`: an earlier engine's; `sleep` keeps `max_tokens_per_s`;
+        without `grammars` sequences that have one are refused; without `readers` answers are text alone."""
         self.config = config
         self.knobs = EngineKnobs()
         self.counters = ServiceCounters()
@@ -213,6 +241,12 @@ class EngineCore:
         self._sleep = sleep
         self._eos = frozenset(runner.info.eos_token_ids)
         self._streams: dict[str, _Stream] = {}
+        self._grammars = grammars
+        self._readers = readers
+        self._forced: dict[tuple[str, str], int] = {}
+        """By tenant and gateway: output tokens of the step that count as computed input."""
+        self._compiling: dict[str, Sequence] = {}
+        """Sequences that wait for their grammars."""
         self._ended: dict[str, list[Delta]] = {}
         """Last deltas of sequences that ended between steps, by gateway."""
         self._step = 0
@@ -237,6 +271,8 @@ class EngineCore:
             sequence.unread_s = unread_s
             self._open(sequence)
             self.table.hear(submit)
+            if message := _failure(sequence):
+                self._end_between_steps(sequence, "failed", message)
         return refused
 
     def cancel(self, sequence_id: str, cause: str = "cancelled", message: str = "") -> bool:
@@ -315,8 +351,10 @@ class EngineCore:
             gateway_id=sequence.gateway_id,
             gpu_us=sequence.gpu_us,
             recomputed_gpu_us=sequence.recomputed_gpu_us,
+            forced_tokens=sequence.forced_tokens,
         )
         self.table.forget(sequence)
+        self._compiling.pop(sequence_id, None)
         self.lengths.ended(sequence_id, sequence.tenant_id, None)
         self.samples.ended(sequence_id, None)
         return state
@@ -330,6 +368,8 @@ class EngineCore:
         stream = self._open(sequence)
         whole = "".join([stream.text.push(token_id) for token_id in state.output_token_ids])
         stream.sent_characters = state.text_sent
+        if stream.reader is not None:
+            stream.reader.feed(whole[: state.text_sent])
         stream.pending = whole[state.text_sent :]
         stream.first_index = len(state.output_token_ids)
         return None
@@ -338,7 +378,7 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether `step` has tokens to compute or deltas to hand out."""
-        return bool(self._ended or self._in_flight) or self.table.has_runnable
+        return bool(self._ended or self._in_flight or self._compiling) or self.table.has_runnable
 
     @property
     def steps_in_flight(self) -> int:
@@ -355,11 +395,18 @@ class EngineCore:
         unless it is to stay there. Without work the result is empty."""
         result = StepResult(step=self._step, deltas=self._ended)
         self._ended = {}
+        if self._compiling:
+            self._constrain_compiled(result)
         is_launched = self._launch(result)
+        if is_launched and len(self._in_flight) == 1:
+            self._choose(result)
         if self._in_flight and (not is_launched or len(self._in_flight) > self._steps_ahead):
             self._collect(result)
         elif not is_launched:
             self._busy_since_s = None
+        if is_launched and self._in_flight:
+            # The masks of a step need the tokens of the one before, and are made while it computes.
+            self._choose(result)
         return result
 
     def _launch(self, result: StepResult) -> bool:
@@ -382,6 +429,12 @@ class EngineCore:
         if not plan.shares:
             return False
         work = prepare(plan.shares)
+        masked = {
+            sequence: sequence.row
+            for sequence, samples in zip(plan.shares, work.samples, strict=True)
+            if samples and sequence.constraint is not None
+        }
+        work.awaits_masks = bool(masked)
         try:
             ticket = self._runner.launch(work)
         except Exception as error:
@@ -405,9 +458,32 @@ class EngineCore:
             if samples and not sequence.may_emit:
                 # Its lease is used up, or its last token is in flight.
                 self.table.pause(sequence, started_s)
-        flight = _Flight(self._step, plan, launch, ticket, started_s, sum(work.num_tokens), context)
-        self._in_flight.append(flight)
+        self._in_flight.append(
+            _Flight(self._step, plan, launch, ticket, started_s, sum(work.num_tokens), context, masked)
+        )
         return True
+
+    def _choose(self, result: StepResult) -> None:
+        """Chooses the tokens of the step launched last, if its sequences have grammars: all masks at once."""
+        flight = self._in_flight[-1]
+        if not flight.masked or self._grammars is None:
+            return
+        rows, flight.masked = flight.masked, {}
+        shares = flight.plan.shares
+        counts = dict(zip(shares, flight.launch.still_counts(shares), strict=True))
+        states = {
+            row: sequence.constraint.state
+            for sequence, row in rows.items()
+            if counts[sequence] and sequence.constraint is not None
+        }
+        try:
+            self._runner.choose(flight.ticket, self._grammars.masks(states))
+        except Exception as error:
+            logger.exception("step %d failed while its tokens were chosen", flight.step)
+            self._note_lost(error)
+            self._in_flight.pop()
+            self._fail([sequence for sequence, still in counts.items() if still], result)
+            self.table.pool.lift_fence(flight.step)
 
     def _drain(self, result: StepResult) -> None:
         """Commits what is in flight before a step that failed: one step at most."""
@@ -540,6 +616,9 @@ class EngineCore:
                 self._rest(sequence, now_s)
                 delta = _take_delta(sequence, self._streams[sequence.sequence_id])
                 result.deltas.setdefault(sequence.gateway_id, []).append(delta)
+        for owner, forced in self._forced.items():
+            served[owner][0] += forced
+        self._forced = {}
         result.shares = self._service.note(served, self.table.standings)
         result.service = {
             tenant_id: share.total for tenant_id, share in result.shares.items() if share.tokens
@@ -553,25 +632,68 @@ class EngineCore:
             self.table.pause(sequence, now_s)
 
     def _emit(self, sequence: Sequence, choice: Sampled, result: StepResult, now_s: float) -> None:
-        stream = self._streams[sequence.sequence_id]
+        stream, constraint = self._streams[sequence.sequence_id], sequence.constraint
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s
+        if constraint is not None:
+            end = constraint.take(choice.token_id, sequence.known_tokens, sequence.submit.max_tokens)
+            if end is not None:
+                # After it there would be no room to close: the first token of the end takes its place.
+                sequence.is_closed = True
+                self.table.append(sequence, end[1:], computes=False)
+                sequence.token_ids[-len(end)] = end[0]
+                self._write(sequence, stream, end)
+                self._end(sequence, "length", "", result.deltas, now_s)
+                return
         stream.token_ids.append(choice.token_id)
         if sequence.submit.sampling.logprobs is not None:
             stream.logprobs.append(_logprob(stream.text, choice))
         if choice.state or choice.remaining_logits is not None:
             self._update_prediction(sequence, choice)
-        is_eos = choice.token_id in self._eos and not sequence.submit.sampling.ignore_eos
-        if not is_eos:
-            stream.pending += stream.text.push(choice.token_id)
-        if is_eos or stream.text.stopped:
+        is_over = self._push(sequence, stream, choice.token_id)
+        if sequence.constraint is not None and not is_over:
+            is_over = self._follow(sequence, stream)
+        if message := _failure(sequence):
+            self._end(sequence, "failed", message, result.deltas, now_s)
+        elif is_over:
             self._end(sequence, "stop", "", result.deltas, now_s)
         elif sequence.known_tokens >= sequence.submit.max_tokens:
             self._end(sequence, "length", "", result.deltas, now_s)
         else:
-            if sequence.is_out_of_time:
+            if not sequence.may_emit:
                 self._rest(sequence, now_s)
             result.deltas.setdefault(sequence.gateway_id, []).append(_take_delta(sequence, stream))
+
+    def _push(self, sequence: Sequence, stream: _Stream, token_id: int) -> bool:
+        """Adds an emitted token to the text; whether the answer ends with it."""
+        if token_id in self._eos and not (
+            sequence.submit.sampling.ignore_eos and sequence.constraint is None
+        ):
+            return True
+        stream.pending += stream.text.push(token_id)
+        return bool(stream.text.stopped)
+
+    def _write(self, sequence: Sequence, stream: _Stream, token_ids: list[int]) -> bool:
+        """Emits tokens that no step chose; whether the answer ends with them."""
+        stream.token_ids += token_ids
+        if sequence.submit.sampling.logprobs is not None:
+            # There was no choice: their probability is 1.
+            stream.logprobs += [_logprob(stream.text, Sampled(token_id, 0.0)) for token_id in token_ids]
+        is_over = False
+        for token_id in token_ids:
+            is_over = self._push(sequence, stream, token_id) or is_over
+        return is_over
+
+    def _follow(self, sequence: Sequence, stream: _Stream) -> bool:
+        """Emits what must follow by the grammar, as far as the lease goes; whether the answer ends there."""
+        assert sequence.constraint is not None
+        most = sequence.submit.max_tokens
+        token_ids = sequence.constraint.follow(sequence.known_tokens, sequence.most_emitted, most)
+        if not token_ids:
+            return False
+        self.table.append(sequence, token_ids, computes=True)
+        self._forced[sequence.owner] = self._forced.get(sequence.owner, 0) + len(token_ids)
+        return self._write(sequence, stream, token_ids)
 
     def _update_prediction(self, sequence: Sequence, choice: Sampled) -> None:
         submit = sequence.submit
@@ -648,14 +770,52 @@ class EngineCore:
         if len(self.table.waiting) >= self.config.max_waiting:
             message = f"{self.config.max_waiting} sequences wait already; try again later"
             return Refused(sequence_id=submit.sequence_id, code="engine_full", message=message)
+        if submit.grammar is not None and self._grammars is None:
+            message = "this engine has no tokenizer for grammars: leave the grammar out"
+            return Refused(sequence_id=submit.sequence_id, code="no_grammars", message=message)
         return refuse_submit(submit, self._runner.info, self._runner.num_blocks * self._runner.block_tokens)
 
     def _open(self, sequence: Sequence) -> _Stream:
         submit = sequence.submit
-        stream = _Stream(self._texts.open(submit.prompt_token_ids, submit.sampling))
+        reader = None if self._readers is None else self._readers.open(submit)
+        if reader is None or self._readers is None:
+            stream = _Stream(self._texts.open(submit.prompt_token_ids, submit.sampling))
+        else:
+            stream = _Stream(self._readers.text(submit), reader)
         self._streams[sequence.sequence_id] = stream
+        if submit.grammar is not None:
+            if not self._constrain(sequence):
+                sequence.awaits_grammar = True
+                self._compiling[sequence.sequence_id] = sequence
+            if not sequence.may_emit:
+                # It rests until its grammar is compiled, and its lease covers a token beside the end.
+                sequence.state = SequenceStatus.PREEMPTED
         self.table.add(sequence)
         return stream
+
+    def _constrain(self, sequence: Sequence) -> bool:
+        """Gives a sequence its grammar's state; False: it is not compiled yet."""
+        submit = sequence.submit
+        assert submit.grammar is not None
+        assert self._grammars is not None
+        state = self._grammars.open(submit.tenant_id, submit.grammar)
+        if state is None:
+            return False
+        emitted = sequence.token_ids[sequence.prompt_tokens :]
+        sequence.constraint = Constraint.of(submit, state, emitted, min(self._eos, default=0))
+        sequence.kept_tokens = submit.grammar.kept_tokens if sequence.constraint.closes else 0
+        sequence.awaits_grammar = False
+        return True
+
+    def _constrain_compiled(self, result: StepResult) -> None:
+        """Lets sequences in whose grammars are compiled by now."""
+        for sequence in list(self._compiling.values()):
+            if self._constrain(sequence):
+                del self._compiling[sequence.sequence_id]
+                if message := _failure(sequence):
+                    self._end(sequence, "failed", message, result.deltas, self._clock())
+                else:
+                    self.table.release(sequence)
 
     def _end(
         self,
@@ -666,6 +826,7 @@ class EngineCore:
         now_s: float,
     ) -> None:
         stream = self._streams.pop(sequence.sequence_id)
+        self._compiling.pop(sequence.sequence_id, None)
         self.table.drop_in_flight(sequence)
         if finish in ("stop", "length", "budget") and not stream.text.stopped:
             stream.pending += stream.text.flush()
@@ -675,11 +836,23 @@ class EngineCore:
         self.samples.ended(sequence.sequence_id, whole)
         outcome = sequence.outcome(finish, message, now_s, stream.text.stopped)
         self.table.finish(sequence)
-        delta = replace(_take_delta(sequence, stream), outcome=outcome)
+        delta = replace(_take_delta(sequence, stream, is_last=True), outcome=outcome)
         deltas.setdefault(sequence.gateway_id, []).append(delta)
 
     def _end_between_steps(self, sequence: Sequence, finish: str, message: str) -> None:
+        if finish == "budget" and sequence.constraint is not None and sequence.known_tokens:
+            most = min(sequence.lease_tokens, sequence.submit.max_tokens) - sequence.known_tokens
+            end = sequence.constraint.close(most)
+            if end is not None:
+                sequence.is_closed = True
+                self.table.append(sequence, end, computes=False)
+                self._write(sequence, self._streams[sequence.sequence_id], end)
         self._end(sequence, finish, message, self._ended, self._clock())
+
+
+def _failure(sequence: Sequence) -> str:
+    """Why its grammar lets no token follow; empty: it does."""
+    return "" if sequence.constraint is None else sequence.constraint.state.failed
 
 
 def _logprob(text: Text, choice: Sampled) -> TokenLogprob:
@@ -691,15 +864,22 @@ def _logprob(text: Text, choice: Sampled) -> TokenLogprob:
     )
 
 
-def _take_delta(sequence: Sequence, stream: _Stream) -> Delta:
+def _take_delta(sequence: Sequence, stream: _Stream, *, is_last: bool = False) -> Delta:
+    text, parts = stream.pending, []
+    if stream.reader is not None:
+        parts = stream.reader.feed(text) + (stream.reader.finish() if is_last else [])
+        # Text before another part stays a part: they keep their order.
+        text = parts.pop()["content"] if parts and "content" in parts[-1] else ""
     delta = Delta(
         sequence_id=sequence.sequence_id,
         first_index=stream.first_index,
         token_ids=stream.token_ids,
-        text=stream.pending,
+        text=text,
+        parts=tuple(parts),
         logprobs=stream.logprobs,
         cached_tokens=sequence.cached_tokens,
         gpu_us=sequence.gpu_us,
+        forced_tokens=sequence.forced_tokens,
         foreseen_tokens=stream.foreseen_tokens,
     )
     stream.first_index += len(stream.token_ids)

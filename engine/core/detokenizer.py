@@ -7,8 +7,9 @@ tokens; text that may begin one is held back.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from tokenizers import Tokenizer
 
@@ -53,15 +54,25 @@ class DetokenizerFactory:
         self._anchor_ids = tokenizer.encode("a", add_special_tokens=False).ids[-1:]
         self._anchor_text = tokenizer.decode(self._anchor_ids)
 
-    def open(self, prompt_token_ids: list[int], sampling: SamplingParams) -> IncrementalText:
+    def special_tokens(self, is_wanted: Callable[[str], bool]) -> dict[int, str]:
+        tokens = self._tokenizer.get_added_tokens_decoder()
+        return {each: tokens[each].content for each in self._special_ids if is_wanted(tokens[each].content)}
+
+    def open(
+        self,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        marks: Mapping[int, str] = MappingProxyType({}),
+    ) -> IncrementalText:
         """Text of the tokens after `prompt_token_ids`. The last of these count as its neighbours, so that a
-        completion keeps its leading space; after a special token a text begins afresh."""
+        completion keeps its leading space; after a special token a text begins afresh. `marks`: texts of
+        the special tokens that are shown."""
         context: list[int] = []
         for token_id in reversed(prompt_token_ids[-CONTEXT_TOKENS:]):
             if self.is_skipped(token_id):
                 break
             context.insert(0, token_id)
-        return IncrementalText(self, context, sampling.stop)
+        return IncrementalText(self, context, sampling.stop, marks)
 
     def is_skipped(self, token_id: int) -> bool:
         return token_id in self._special_ids
@@ -88,9 +99,11 @@ class DetokenizerFactory:
 class IncrementalText:
     """Text of one sequence, the core's `Text`: what `push` and `flush` return adds up to the answer."""
 
-    def __init__(self, factory: DetokenizerFactory, context: list[int], stop: Sequence[str]) -> None:
+    def __init__(
+        self, factory: DetokenizerFactory, context: list[int], stop: Sequence[str], marks: Mapping[int, str]
+    ) -> None:
         self._factory = factory
-        self._detokenizer = Detokenizer(factory, context)
+        self._detokenizer = Detokenizer(factory, context, marks)
         self._stops = StopStrings(stop)
 
     @property
@@ -118,14 +131,17 @@ class Detokenizer:
     of it that are out already stay.
     """
 
-    def __init__(self, factory: DetokenizerFactory, context: list[int]) -> None:
+    def __init__(self, factory: DetokenizerFactory, context: list[int], marks: Mapping[int, str]) -> None:
         self._factory = factory
+        self._marks = marks
         self._window = list(context)
         self._neighbours = len(context)
         """Number of leading window tokens whose text is already out."""
         self._shown = factory.decode(self._window)
 
     def push(self, token_id: int) -> str:
+        if token_id in self._marks:
+            return self.flush() + self._marks[token_id]
         if self._factory.is_skipped(token_id):
             return ""
         self._window.append(token_id)

@@ -8,6 +8,7 @@ between, as a decode's token goes into its row where it is chosen.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -53,6 +54,8 @@ class StepWork:
     starts: list[RowStart] = field(default_factory=list)
     blocks: list[tuple[int, int, int]] = field(default_factory=list)
     """Changed entries of block tables: (row, index, block)."""
+    awaits_masks: bool = False
+    """A slice that chooses a token has a grammar: no token is chosen before `ModelRunner.choose`."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -103,6 +106,12 @@ class ModelRunner(Protocol):
     def launch(self, work: StepWork) -> Any:
         """Starts a step; returns the ticket for `collect`. Raises `RuntimeError` when the device fails
         (`OutOfDeviceMemory`, `DeviceLost` or another); the step then counts as not done."""
+        ...
+
+    def choose(self, ticket: Any, masks: Mapping[int, Any]) -> None:
+        """Chooses the tokens of the step that was launched last, which awaits masks. `masks` by row: the
+        tokens that may follow, `[ceil(vocabulary / 32)]` words (numpy int32), the lowest bit first; all may
+        in a row without one. Raises as `launch`."""
         ...
 
     def collect(self, ticket: Any) -> StepOutput:

@@ -166,6 +166,26 @@ class SequenceTable:
         elif sequence.state is SequenceStatus.SWAPPED and sequence.sequence_id not in self.waiting:
             self._enqueue(sequence, front=True)
 
+    def release(self, sequence: Sequence) -> None:
+        """Puts a sequence in line that rested from its arrival on, if its lease lets it."""
+        if sequence.may_emit:
+            move(sequence, SequenceStatus.WAITING)
+            self._enqueue(sequence)
+            self.policy.admit.arrived(sequence.submitted_s)
+
+    def append(self, sequence: Sequence, token_ids: list[int], *, computes: bool) -> None:
+        """Adds output tokens that no step chose; `computes`: the next steps compute them, as one chunk. What
+        is in flight for the sequence comes to nothing."""
+        self.drop_in_flight(sequence)
+        sequence.token_ids += token_ids
+        if not computes:
+            return
+        sequence.forced_tokens += len(token_ids)
+        self.charges.forced(sequence, len(token_ids))
+        sequence.start_row_anew()
+        if sequence.state is SequenceStatus.RUNNING:
+            self.prefills[sequence] = None
+
     def hear(self, submit: Submit) -> None:
         """Takes the counters that a sequence brings, once it waits: their owner lifts among all that wait."""
         if self.charges.hear(submit):

@@ -60,6 +60,13 @@ class TenantCharges:
         ]
         self.counters.charge_all(own, num_tokens * OUTPUT_TOKEN_COST)
 
+    def forced(self, sequence: Sequence, tokens: int) -> None:
+        """Charges output tokens that no step chose: they cost what input does."""
+        amounts = {sequence.tenant_id: prompt_charge(sequence, tokens)}
+        self.standings.serve_all(amounts)
+        own = [] if sequence.tenant_id in self._told else list(amounts.items())
+        self.counters.charge_all(own, tokens * INPUT_TOKEN_COST)
+
     def take_back(self, sequence: Sequence, first_time: int, emitted: int, beyond: int) -> None:
         """Undoes the charges of what steps in flight would have given a sequence: prompt tokens computed
         `first_time`, tokens `emitted`, and of those the ones `beyond` its prediction."""

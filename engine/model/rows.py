@@ -1,9 +1,9 @@
 """`DeviceRows`: what the steps need of every running sequence, by row, in tensors on the device.
 
-Block tables, lengths, last tokens, sampling parameters, seeds and penalty counts lie there from step to
-step, in tensors that never move. What a step changes is written into a staging buffer in host memory, copied
-at once and applied by index operations; positions and slots are computed from what lies there. So a decode
-needs a few bytes from the host, whatever its context, and no answer.
+Block tables, lengths, last tokens, sampling parameters, seeds, penalty counts and masks lie there from step
+to step, in tensors that never move. What a step changes is written into a staging buffer in host memory,
+copied at once and applied by index operations; positions and slots are computed from what lies there. So a
+decode needs a few bytes from the host, whatever its context, and no answer.
 
 A step that is replayed from a captured graph is padded to the graph's shape. One more row, the last, is that
 of padding: its length stays 0.
@@ -12,7 +12,7 @@ of padding: its length stays 0.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ from kernels.batch import fresh_entries, lay_out, tiles_of
 FIRST_BIASES = 64
 DEVICE_BIASES = 1024
 """On a device, where captured graphs read them and they should not move: as many as the gateway lets pass."""
+MASK_BITS = 32
+"""Tokens of a word of a mask. Here two words are one number, as integers are staged."""
 _LENGTH, _PROMPT, _SEED, _TOP_K, _LAST_TOKEN = range(5)
 _INTEGERS = 5
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
@@ -69,9 +71,13 @@ class DeviceRows:
         """A sequence has more biases than there was room for: what was captured reads others."""
         self._counts: Tensor | None = None
         self._in_prompt: Tensor | None = None
+        self._masks: Tensor | None = None
+        self._masked: set[int] = set()
+        """Rows whose mask may exclude a token."""
         self.starts: dict[int, RowStart] = {}
         """What the sequence of a row started with."""
         self._staging = self._padded = Staging(device)
+        self._masks_staging = Staging(device, 0)  # one of its own: a buffer serves one transfer a step
 
     def stage(self, work: StepWork) -> StagedStep:
         """Applies a step's changes and lays the step out. Raises ValueError for a token, row or block outside
@@ -103,6 +109,7 @@ class DeviceRows:
     def reserve(self, shapes: Sequence[GraphShape]) -> None:
         """Prepares `stage_padded` for these shapes; what captured steps read will not move."""
         self.keep_counts()
+        self.keep_masks()
         self._padded = Staging(self._device, max(sum(shape.sizes().values()) for shape in shapes))
 
     def stage_padded(self, work: StepWork, shape: GraphShape) -> list[SamplingParams]:
@@ -238,7 +245,29 @@ class DeviceRows:
             bias_values=self._bias_values.index_select(0, rows) if wants.bias else self._bias_values[:0],
             output_counts=counts,
             in_prompt=in_prompt,
+            masks=self.keep_masks().index_select(0, rows) if wants.mask else None,
         )
+
+    def set_masks(self, masks: Mapping[int, np.ndarray]) -> None:
+        """Sets the masks of rows, as `ModelRunner.choose` has them; every token may be chosen in all others.
+        Raises ValueError for a row or a size outside of the model's, before anything is changed."""
+        if not masks and not self._masked:
+            return
+        words = -(-self.vocabulary // MASK_BITS)
+        for row, mask in masks.items():
+            if not 0 <= row < self.num_rows or mask.shape != (words,):
+                last = self.num_rows - 1
+                raise ValueError(
+                    f"row {row} has a mask of {mask.shape}: rows are 0..{last}, masks {words} words"
+                )
+        rows, kept = [*masks, *self._masked.difference(masks)], self.keep_masks()
+        sent = np.full((len(rows), 2 * kept.shape[1]), -1, dtype=np.int32)
+        for place, mask in enumerate(masks.values()):
+            sent[place, :words] = mask
+        self._masked.update(masks)
+        numbers, sent_masks = self._masks_staging.send([rows, sent.view(np.int64)])
+        kept.index_copy_(0, numbers, sent_masks.view(len(rows), -1))
+        self._masked = set(masks)
 
     def choose(self, step: StagedStep, logits: Tensor, fallback_token_id: int) -> Chosen:
         """Chooses a step's tokens from its logits, and puts them into their rows."""
@@ -346,6 +375,13 @@ class DeviceRows:
             counts = torch.zeros(shape, dtype=torch.int32, device=self._device)
             self._in_prompt = torch.zeros(shape, dtype=torch.bool, device=self._device)
             self._counts = counts  # last: where there is no memory for one, there is neither
+
+    def keep_masks(self) -> Tensor:
+        """The masks of all rows, which are allocated if they are not there."""
+        if self._masks is None:
+            shape = (self.num_rows + 1, -(-self.vocabulary // (2 * MASK_BITS)))
+            self._masks = torch.full(shape, -1, dtype=torch.int64, device=self._device)
+        return self._masks
 
     def _widen_biases(self, most: int) -> None:
         shape = (self.num_rows + 1, 2 * most)

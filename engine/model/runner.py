@@ -7,11 +7,12 @@ step asks nothing of the device: `collect` waits for one event.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
 import torch
 
 from engine.core.model_runner import Sampled, StepOutput, StepWork
@@ -40,10 +41,13 @@ class LaunchedStep:
     order: list[int] | None
     """Places of its slices in the work that was asked for; None: they are the same."""
     staged: StagedStep
-    chosen: Chosen | None
-    readings: LaunchedReadings | None
-    began: DeviceEvent | None
-    ended: DeviceEvent | None
+    logits: torch.Tensor | None
+    """While its tokens are still to be chosen."""
+    captured: CapturedStep | None
+    events: list[DeviceEvent | None]
+    """Where what was launched of it begins and ends, in pairs."""
+    chosen: Chosen | None = None
+    readings: LaunchedReadings | None = None
 
 
 def _reordered(work: StepWork, order: list[int]) -> StepWork:
@@ -55,6 +59,7 @@ def _reordered(work: StepWork, order: list[int]) -> StepWork:
         token_ids=[work.token_ids[place] for place in order],
         starts=work.starts,
         blocks=work.blocks,
+        awaits_masks=work.awaits_masks,
     )
 
 
@@ -146,20 +151,30 @@ class TorchRunner:
                 logits = self._forward(staged.batch, staged.token_ids, staged.last, self._caches)
             else:
                 staged, logits = self._graphs.launch(captured, work)
-            chosen = readings = None
-            if staged.sampling:
-                chosen = self._choose(logits, staged, captured)
-                if self.readings is not None:
-                    readings = self.readings.launch(work, staged, self._rows)
-        return LaunchedStep(work.samples, order, staged, chosen, readings, began, self._mark())
+            step = LaunchedStep(work.samples, order, staged, logits, captured, [began])
+            if not work.awaits_masks:
+                self._choose(step, {})
+            if staged.sampling and self.readings is not None:
+                step.readings = self.readings.launch(work, staged, self._rows)
+        step.events.append(self._mark())
+        return step
+
+    def choose(self, ticket: LaunchedStep, masks: Mapping[int, np.ndarray]) -> None:
+        """As `ModelRunner.choose`; also raises `ValueError` for a mask of another row or size."""
+        with device_errors(), torch.inference_mode(), self._using(()):
+            # Marked anew: the device may have waited for the masks.
+            ticket.events.append(self._mark())
+            self._choose(ticket, masks)
+            ticket.events.append(self._mark())
 
     def collect(self, ticket: LaunchedStep) -> StepOutput:
         """As `ModelRunner.collect`."""
         device_s = None
         with device_errors():
-            if ticket.began is not None and ticket.ended is not None:
-                ticket.ended.synchronize()
-                device_s = ticket.began.elapsed_time(ticket.ended) / 1e3
+            if events := [event for event in ticket.events if event is not None]:
+                events[-1].synchronize()
+                pairs = zip(events[::2], events[1::2], strict=True)
+                device_s = sum(began.elapsed_time(ended) for began, ended in pairs) / 1e3
         results: list[Sampled | None] = []
         if ticket.chosen is not None:
             results += read(ticket.chosen, [params.logprobs for params in ticket.staged.sampling])
@@ -193,16 +208,24 @@ class TorchRunner:
                 pool.follows_steps = True
             raise
 
-    def _choose(self, logits: torch.Tensor, staged: StagedStep, captured: CapturedStep | None) -> Chosen:
+    def _choose(self, step: LaunchedStep, masks: Mapping[int, np.ndarray]) -> None:
         """Chooses the tokens, a launch of its own after the forward pass, and puts them into their rows."""
+        staged, logits, step.logits = step.staged, step.logits, None
+        if not staged.sampling or logits is None:
+            return
+        self._rows.set_masks(masks)
+        if masks:
+            staged.wants = replace(staged.wants, mask=True)
         chosen = None
-        if captured is not None and self._graphs is not None:
-            chosen = self._graphs.choose(captured, staged)
+        if step.captured is not None and self._graphs is not None:
+            chosen = self._graphs.choose(step.captured, staged)
         if chosen is None:
             chosen = self._rows.choose(staged, logits, self._fallback_token_id)
         count = len(staged.sampling)  # a captured choice has rows of padding beyond
         parts = {name: getattr(chosen, name) for name in Chosen.__slots__}
-        return Chosen(**{name: on_host(part[:count]) for name, part in parts.items() if part is not None})
+        step.chosen = Chosen(
+            **{name: on_host(part[:count]) for name, part in parts.items() if part is not None}
+        )
 
     def _order(self, work: StepWork) -> list[int] | None:
         """Decodes of similar contexts beside each other, prompts last; None: they are so already."""

@@ -1,8 +1,8 @@
 """Sampler: chooses the next tokens from a step's logits, where the logits lie and without the host.
 
 Order of operations as in transformers (and, up to min-p, vLLM): logit bias, repetition penalty (prompt and
-output), frequency and presence penalties (output); greedy rows end here; temperature, top-k, top-p, min-p,
-draw. Reported logprobs are the log-softmax of the logits before any of this.
+output), frequency and presence penalties (output), the mask of a grammar; greedy rows end here; temperature,
+top-k, top-p, min-p, draw. Reported logprobs are the log-softmax of the logits before any of this.
 The draw is that of `kernels.sampling`.
 """
 
@@ -44,6 +44,9 @@ class RowSampling(Draws):
     """int32 `[rows, vocabulary]`; needed for penalties, as `in_prompt`."""
     in_prompt: Tensor | None = None
     """bool `[rows, vocabulary]`."""
+    masks: Tensor | None = None
+    """int64 `[rows, ceil(vocabulary / 64)]`: a bit a token, the lowest first; each row has one that may be
+    chosen. Needed for masks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class Wants:
     draws: bool = False
     logprobs: int | None = None
     """The most alternatives; None: no row reports any logprob."""
+    mask: bool = False
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams]) -> Wants:
@@ -66,15 +70,16 @@ class Wants:
         )
 
 
-GRAPH_WANTS = (Wants(draws=True), Wants(bias=True, penalties=True, draws=True, logprobs=MOST_LOGPROBS))
+GRAPH_WANTS = (Wants(draws=True), Wants(True, True, True, MOST_LOGPROBS, True))
 """Captured on a device, the least first."""
 
 
 def covering(wants: Wants) -> Wants:
     """The first of `GRAPH_WANTS` that does all that `wants` does; `wants` itself if none does."""
     for each in GRAPH_WANTS:
-        flags = (each.bias or not wants.bias, each.penalties or not wants.penalties)
-        if all(flags) and (each.logprobs or -1) >= (-1 if wants.logprobs is None else wants.logprobs):
+        pairs = ((each.bias, wants.bias), (each.penalties, wants.penalties), (each.mask, wants.mask))
+        is_enough = (each.logprobs or -1) >= (-1 if wants.logprobs is None else wants.logprobs)
+        if is_enough and all(does or not wanted for does, wanted in pairs):
             return each
     return wants
 
@@ -151,7 +156,7 @@ def _choose_there(
     token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     is_unsound = torch.empty(len(logits), dtype=torch.bool, device=logits.device)
     unsound = is_unsound
-    if wants.bias or wants.penalties or wants.logprobs is not None:
+    if wants.bias or wants.penalties or wants.mask or wants.logprobs is not None:
         logits, unsound = repaired(logits.float(), fallback_token_id)
     torch.ops.fairgate.draw(
         adjusted(logits, rows, wants), rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seeds,
@@ -172,7 +177,8 @@ def warm_up() -> None:
 
 
 def adjusted(logits: Tensor, rows: RowSampling, wants: Wants) -> Tensor:
-    """The logits after bias and penalties; those of rows without any are unchanged to the bit."""
+    """The logits after bias, penalties and masks; those of rows without any are unchanged to the bit,
+    but for minus infinity."""
     scores = logits
     if wants.bias:
         is_known = (rows.bias_ids >= 0) & (rows.bias_ids < logits.shape[-1])
@@ -186,7 +192,23 @@ def adjusted(logits: Tensor, rows: RowSampling, wants: Wants) -> Tensor:
         repeated = torch.where(scores < 0, scores * factor, scores / factor)
         scores = torch.where(rows.in_prompt | is_output, repeated, scores)
         scores = scores - (rows.frequency[:, None] * rows.output_counts + rows.presence[:, None] * is_output)
+    if wants.mask:
+        if rows.masks is None:
+            raise ValueError("masks are wanted, but there are none")
+        # What may be chosen is finite: whatever the model gave, it is above what may not.
+        scores = scores.clamp(min=torch.finfo(scores.dtype).min)
+        scores = scores.where(_unpacked(rows.masks, logits.shape[-1]), float("-inf"))
     return scores
+
+
+def _unpacked(masks: Tensor, vocabulary: int) -> Tensor:
+    """The bits of masks: bool `[rows, vocabulary]`."""
+    octets = masks.view(torch.uint8)
+    if masks.device.type == "cpu":
+        bits = np.unpackbits(octets.numpy(), axis=1, count=vocabulary, bitorder="little")
+        return torch.from_numpy(bits).view(torch.bool)
+    places = torch.arange(8, dtype=torch.uint8, device=masks.device)
+    return ((octets[..., None] >> places) & 1).flatten(1)[:, :vocabulary].view(torch.bool)
 
 
 def draw_compiled(scores: Tensor, best: np.ndarray, rows: RowSampling) -> Tensor:

@@ -38,6 +38,8 @@ from engine.core.learned_state import (
     samples_path,
 )
 from engine.core.model_runner import DeviceLost
+from engine.grammar.compiler import Grammars
+from engine.grammar.forms import form_of
 from engine.messages import PROTOCOL_VERSION, Ready
 from engine.process.capacity import DEFAULTS, CapacityRefused, step_sizes
 from engine.process.fingerprint import machine_name, model_fingerprint
@@ -249,7 +251,18 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
         life=secrets.token_hex(4),
     )
     step_time = load_step_time(learned, key) or timed_steps(runner, texts, config, time.monotonic)
-    core = EngineCore(runner, texts, config, time.monotonic, step_time=step_time)
+    # Not before torch was found: transformers says at length that it is missing.
+    from engine.answers.parser import AnswerForms
+
+    form, readers = form_of(options.model_dir), None
+    try:
+        readers = None if form is None else AnswerForms(form, texts)
+    except ValueError as error:
+        log.warning("the model's response_template makes no sense, so all of its answers are text: %s", error)
+    grammars = Grammars(options.model_dir / "tokenizer.json", info.vocabulary, info.eos_token_ids)
+    core = EngineCore(
+        runner, texts, config, time.monotonic, step_time=step_time, grammars=grammars, readers=readers
+    )
     collected = samples_path(options.data_dir, options.engine_id)
     learned_writer = LearnedStateWriter(
         core,

@@ -8,12 +8,14 @@ early, shared by mistake, not restored or not recomputed changes the tokens.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.core.core import EngineConfig, EngineCore, StepResult
 from engine.core.model_runner import Sampled, StepOutput, StepWork
+from engine.grammar.compiler import Grammars
 from engine.messages import ModelInfo, Refused, SamplingParams, StepTime, Submit
 from engine.scheduling.room import attended_tokens
 from engine.step_time.model import PRIOR, predict_step_s
@@ -46,6 +48,12 @@ class _VirtualRow:
     seed: int
     block_table: list[int] = field(default_factory=list)
     last_token: int = 0
+
+
+@dataclass(slots=True)
+class VirtualStep:
+    work: StepWork
+    sampled: list[Sampled | None]
 
 
 class VirtualRunner:
@@ -98,7 +106,7 @@ class VirtualRunner:
         """Sets an answer's length in tokens, its EOS included. Default: `max_tokens`."""
         self._lengths[sequence_id] = output_tokens
 
-    def launch(self, work: StepWork) -> list[Sampled | None]:
+    def launch(self, work: StepWork) -> VirtualStep:
         """Computes the step: nothing overlaps on a virtual clock."""
         for start in work.starts:
             self._rows[start.row] = _VirtualRow(start.sequence_id, start.num_prompt_tokens, start.seed)
@@ -124,10 +132,22 @@ class VirtualRunner:
             rows, work.positions, work.num_tokens, work.samples, strict=True
         ):
             sampled.append(self._sample(row, position + count) if samples else None)
-        return sampled
+        return VirtualStep(work, sampled)
 
-    def collect(self, ticket: list[Sampled | None]) -> StepOutput:
-        return StepOutput(ticket)
+    def choose(self, ticket: VirtualStep, masks: Mapping[int, SequenceOf[int]]) -> None:
+        """Puts tokens that the masks allow in the place of those that were drawn."""
+        for place, number in enumerate(ticket.work.rows):
+            drawn = ticket.sampled[place]
+            if drawn is None or number not in masks:
+                continue
+            words = [int(word) & 0xFFFFFFFF for word in masks[number]]
+            allowed = [32 * at + bit for at, word in enumerate(words) for bit in range(32) if word >> bit & 1]
+            token_id = allowed[_mix(drawn.token_id) % len(allowed)]
+            self._rows[number].last_token = token_id
+            ticket.sampled[place] = Sampled(token_id, logprob=0.0)
+
+    def collect(self, ticket: VirtualStep) -> StepOutput:
+        return StepOutput(ticket.sampled)
 
     def _write(self, row: _VirtualRow, position: int, token_ids: list[int]) -> None:
         """As in a model, a slot's content depends on all tokens up to its own."""
@@ -244,12 +264,15 @@ class VirtualReplica:
         config: EngineConfig | None = None,
         *,
         clock: VirtualClock | None = None,
+        grammars: Grammars | None = None,
         **runner: Any,
     ) -> None:
-        """`runner`: what a `VirtualRunner` takes."""
+        """`runner`: what a `VirtualRunner` takes; `grammars`: of any tokenizer of at most its vocabulary."""
         self.clock = clock if clock is not None else VirtualClock()
         self.runner = VirtualRunner(self.clock, **runner)
-        self.core = EngineCore(self.runner, VirtualTexts(), config or EngineConfig(), self.clock)
+        self.core = EngineCore(
+            self.runner, VirtualTexts(), config or EngineConfig(), self.clock, grammars=grammars
+        )
 
     def submit(
         self, submit: Submit, *, output_tokens: int | None = None, gateway_id: str = "virtual"

@@ -68,21 +68,22 @@ def first_hold(
     most: int,
     *,
     may_be_cut: bool,
+    kept: int = 0,
 ) -> Hold:
     """The hold that a request asks for when it starts. `ahead`: its predicted output; `most`: the most it can
-    emit; `gpu_ms`: predicted device time by output tokens. Where no limit counts output, all of it is held:
-    this takes nothing from others and saves top-ups."""
+    emit; `gpu_ms`: predicted device time by output tokens; `kept`: of each sequence, see `Leases`. Where no
+    limit counts output, all of it is held: this takes nothing from others and saves top-ups."""
     buckets = _hard_buckets(limits)
     if not any(limit.meter in _OUTPUT_METERS for limit in limits):
         ahead = most
-    ahead = min(ahead, most)
+    ahead = min(max(ahead, sequences * (kept + 1)), most)
     whole_tokens = _whole_tokens(buckets, sizes, sequences, ahead, most, may_be_cut=may_be_cut)
     # Windows hold `ahead` as far as there is room; `first` matters on buckets only.
     first = least = min(sequences, most)  # 0 of what emits nothing
     if buckets and whole_tokens:
         first = max(least, whole_tokens)
     elif buckets and most:
-        first = min(max(ahead, least), most, sequences * FIRST_TOKENS)
+        first = min(max(ahead, least), most, sequences * max(FIRST_TOKENS, kept + 1))
         first = max(least, min(first, bucket_tokens(limits, sizes, first)))
     if buckets:
         # The prompt takes part of the burst, so less is left than for a later chunk.
@@ -136,6 +137,12 @@ def bucket_tokens(limits: Sequence[Limit], sizes: Sizes, tokens: int) -> int:
         return all(2 * (size.of(limit.meter) - nothing.of(limit.meter)) <= limit.amount for limit in buckets)
 
     return largest(1, max(1, tokens), fits)
+
+
+def kept_tokens(limits: Sequence[Limit], sizes: Sizes, sequences: int, kept: int) -> int:
+    """`kept`, or 0 where some burst cannot hold it beside the tokens that come: of each sequence."""
+    tokens = sequences * (kept + 1)
+    return kept if not kept or bucket_tokens(limits, sizes, tokens) == tokens else 0
 
 
 def covered_tokens(covered: Amounts, sizes: Sizes, most: int) -> int:

@@ -46,6 +46,8 @@ class Leases:
     limits: tuple[Limit, ...]
     counting: RequestMetering
     most_each: int
+    kept: int = 0
+    """Of each lease: the engine emits so many fewer, to close the answer with where it is cut."""
     covered: Amounts = NOTHING
     """Weighted amounts, as limits count them."""
     covered_output_tokens: int = 0
@@ -88,12 +90,16 @@ class Leases:
     def used_gpu_us(self) -> int:
         return sum(use.gpu_us for use in self.uses)
 
-    def parts(self) -> list[SequenceLease]:
+    def parts(self, kept: int = 0) -> list[SequenceLease]:
+        """With `kept` tokens of a live one counted as emitted."""
         leases = self.tokens or [0] * len(self.uses)
         return [
-            SequenceLease(use.output_tokens, old, self.most_each, use.outcome is None)
+            SequenceLease(self._reach(use, kept), old, self.most_each, use.outcome is None)
             for use, old in zip(self.uses, leases, strict=True)
         ]
+
+    def _reach(self, use: SequenceUse, kept: int) -> int:
+        return use.output_tokens if use.outcome is not None else min(self.most_each, use.output_tokens + kept)
 
     @property
     def is_whole(self) -> bool:
@@ -107,7 +113,16 @@ class Leases:
         use, gpu_us = self.uses[index], self.gpu_us[index]
         if use.outcome is not None or use.output_tokens >= self.most_each:
             return False
-        return use.output_tokens >= self.tokens[index] or (gpu_us is not None and use.gpu_us >= gpu_us)
+        return self._is_at_end(index) or (gpu_us is not None and use.gpu_us >= gpu_us)
+
+    @property
+    def is_kept_whole(self) -> bool:
+        """All that is left of a lease is kept: no token of it comes to ask for more."""
+        return self.kept > 0 and any(map(self._is_at_end, range(len(self.uses))))
+
+    def _is_at_end(self, index: int) -> bool:
+        use, tokens = self.uses[index], self.tokens[index]
+        return use.outcome is None and tokens < self.most_each and self._reach(use, self.kept) >= tokens
 
 
 class TopUpTask:
@@ -138,9 +153,10 @@ class TopUpTask:
         self._accounts_wait_s = accounts_wait_s
         self._first_token_s: float | None = None
         self._next_checks: list[int] = []
-        """By sequence, the emitted tokens at which to check again."""
+        """By sequence, the emitted and kept tokens at which to check again."""
         self._schedule_checks()
         self._wake = asyncio.Event()
+        self._ask_if_kept_whole()
         self._must_resend = False
         """The engine did not accept the latest leases."""
         self.is_spent = False
@@ -156,7 +172,7 @@ class TopUpTask:
         if self.is_spent:
             self._stop_used_up()
         elif (
-            use.output_tokens >= self._next_checks[index] or self._leases.counts_gpu
+            use.output_tokens + self._leases.kept >= self._next_checks[index] or self._leases.counts_gpu
         ) and not self._wake.is_set():
             if self._is_due():
                 self._wake.set()
@@ -179,16 +195,26 @@ class TopUpTask:
                 if self._is_due():
                     await self._top_up()
                 self._schedule_checks()
+                self._ask_if_kept_whole()
+
+    def _ask_if_kept_whole(self) -> None:
+        if self._leases.is_kept_whole:
+            self._wake.set()
 
     # ------------------------------------------------------------ asking
 
     async def _top_up(self) -> None:
         leases = self._leases
+        if leases.kept != lease.kept_tokens(
+            leases.limits, leases.counting.size, len(leases.uses), leases.kept
+        ):
+            self.is_spent = True  # by a limit that was set meanwhile
+            return
         since_s = self._clock()
         paused_s = 0.0
         takes_least = False
         while True:
-            parts = leases.parts()
+            parts = leases.parts(leases.kept)
             first, ahead = lease.wanted_tokens(parts, self._chunk(), self._predicted())
             used = leases.counting.report()
             gpu_ms = first_gpu_ms = lease.wanted_gpu_ms(leases.limits, used.gpu_ms)
@@ -246,7 +272,7 @@ class TopUpTask:
     def _is_due(self) -> bool:
         leases = self._leases
         if any(lease_tokens < leases.most_each for lease_tokens in leases.tokens) and lease.is_due(
-            leases.parts(), self._chunk(), self._tokens_per_s()
+            leases.parts(leases.kept), self._chunk(), self._tokens_per_s()
         ):
             return True
         if not leases.counts_gpu:
@@ -257,7 +283,8 @@ class TopUpTask:
 
     def _schedule_checks(self) -> None:
         chunk, tokens_per_s = self._chunk(), self._tokens_per_s()
-        self._next_checks = [lease.next_look(part, chunk, tokens_per_s) for part in self._leases.parts()]
+        parts = self._leases.parts(self._leases.kept)
+        self._next_checks = [lease.next_look(part, chunk, tokens_per_s) for part in parts]
 
     def _chunk(self) -> int:
         live = sum(use.outcome is None for use in self._leases.uses)

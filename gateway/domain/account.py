@@ -78,6 +78,10 @@ class Account(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
     incomplete: str = ""
     """What was cut short: `tool_calls`, `json` or nothing (empty)."""
+    closed: bool = False
+    """Of an answer that was cut, its end was written so that it is valid."""
+    not_enforced: Sequence[str] = ()
+    """Of what the client asked its answer to be: field and reason."""
     unknown_finish: str = ""
     """A server's unknown finish reason, shown as `stop`; empty: none."""
     fallback: Fallback | None = None
@@ -143,6 +147,10 @@ class Account(msgspec.Struct, frozen=True):
             shown["stop_cause"] = self.stop_cause
         if self.incomplete:
             shown["incomplete"] = self.incomplete
+        if self.closed:
+            shown["closed"] = True
+        if self.not_enforced:
+            shown["not_enforced"] = self.not_enforced
         if self.unknown_finish:
             shown["server_finish_reason"] = self.unknown_finish
         return shown

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from engine.forecast.length.features import Features
-from engine.messages import SamplingParams
+from engine.messages import Grammar, SamplingParams
 from gateway.trace_context import TraceContext
 from gateway.upstream.base import RequestTask, Wording
 from gateway.upstream.capabilities import ServerOffer
@@ -36,7 +36,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     asked: str = ""
     """The requested name if a chain led to this model; empty: `name`."""
     servers: tuple[ServerOffer, ...] = ()
-    """Empty: our own engine alone, which generates plain text."""
+    """Empty: our own engine alone, of which only plain text is known."""
     image_tokens: int = 0
     """Held for each image."""
     sampling: SamplingParams = OPENAI_DEFAULTS
@@ -99,6 +99,11 @@ class Call(msgspec.Struct, frozen=True):
     """Others emit no tokens: their `max_tokens` is 0."""
     chained: Chained | None = None
     needs: frozenset[str] = frozenset()
+    grammar: Grammar | None = None
+    """Of our own engine's answers, as `parts`."""
+    parts: tuple[str, ...] = ()
+    not_enforced: tuple[str, ...] = ()
+    """Of what the client asked its answer to be: field and reason."""
     first_byte_s: float | None = None
     """On the gateway's clock; None: it did not come by HTTP."""
     sequences: int = 0
@@ -108,6 +113,10 @@ class Call(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         force_setattr(self, "sequences", len(self.prompts) * self.choices)
         force_setattr(self, "input_tokens", sum(map(len, self.prompts)))
+
+    @property
+    def kept_tokens(self) -> int:
+        return 0 if self.grammar is None else self.grammar.kept_tokens
 
     @property
     def max_output_tokens(self) -> int:

@@ -25,6 +25,8 @@ class SequenceUse:
     computed_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    forced_tokens: int = 0
+    """Of the output: service like input."""
     gpu_us: int = 0
     foreseen_tokens: tuple[int, int] | None = None
     """Median and 90th percentile of its whole output, as the engine foresees it."""
@@ -33,6 +35,7 @@ class SequenceUse:
     def received(self, delta: Delta) -> None:
         """The first token proves that the prompt was computed."""
         self.gpu_us = max(self.gpu_us, delta.gpu_us)
+        self.forced_tokens = max(self.forced_tokens, delta.forced_tokens)
         self.foreseen_tokens = delta.foreseen_tokens or self.foreseen_tokens
         if delta.token_ids:
             self.output_tokens += len(delta.token_ids)
@@ -46,6 +49,7 @@ class SequenceUse:
         self.computed_tokens = outcome.computed_tokens
         self.cached_tokens = outcome.cached_tokens
         self.output_tokens = outcome.emitted_tokens
+        self.forced_tokens = outcome.forced_tokens
         self.gpu_us = outcome.gpu_us
 
 
@@ -60,6 +64,12 @@ class Use(msgspec.Struct, frozen=True):
     output_tokens: int
     dispatched: bool
     gpu_us: int = 0
+    forced_tokens: int = 0
+
+    @property
+    def served(self) -> tuple[int, int]:
+        """Input and output tokens, as they count in the service."""
+        return self.computed_tokens + self.forced_tokens, self.output_tokens - self.forced_tokens
 
     @property
     def gpu_ms(self) -> int:
@@ -82,7 +92,8 @@ def use_of(sequences: Sequence[SequenceUse], choices: int, *, dispatched: bool) 
         if begun:
             cached_tokens += min(begun)
     cached_tokens = min(cached_tokens, input_tokens)
-    return Use(input_tokens, computed_tokens, cached_tokens, output_tokens, dispatched, gpu_us)
+    forced_tokens = sum([sequence.forced_tokens for sequence in sequences])
+    return Use(input_tokens, computed_tokens, cached_tokens, output_tokens, dispatched, gpu_us, forced_tokens)
 
 
 def use_of_outcomes(outcomes: Sequence[SequenceOutcome], prompt_tokens: Sequence[int], choices: int) -> Use:

@@ -269,7 +269,8 @@ class RequestRecorder:
             facts.job.output_tokens,
             is_complete=facts.is_complete,
         )
-        cost = use.computed_tokens * INPUT_TOKEN_COST + use.output_tokens * OUTPUT_TOKEN_COST
+        inputs, outputs = use.served
+        cost = inputs * INPUT_TOKEN_COST + outputs * OUTPUT_TOKEN_COST
         self._meter.ended(run.call.request_id, facts.ended_s, cost)
         if self._shared is not None:
             self._shared.ended(facts.job, facts.ended_s, cost, is_complete=facts.is_complete)

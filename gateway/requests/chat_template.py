@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.sandbox
 
@@ -48,6 +49,7 @@ class ChatTemplate:
             tree = environment.parse(source)
         except jinja2.TemplateError as error:
             raise TokenizerMissing(f"the chat template of the model cannot be read: {error}") from None
+        self._reads = jinja2.meta.find_undeclared_variables(tree)
         used = {node.name for node in tree.find_all(jinja2.nodes.Filter)}
         used |= {node.attr for node in tree.find_all(jinja2.nodes.Getattr)}
         self.rewrites = not REWRITING.isdisjoint(used)
@@ -59,11 +61,26 @@ class ChatTemplate:
         source = _template_source(config, model_dir)
         return None if source is None else cls(source, _named_tokens(config, model_dir))
 
-    def render(self, messages: Sequence[dict[str, Any]], *, is_opened: bool = True) -> str:
+    def reads(self, variable: str) -> bool:
+        return variable in self._reads
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        is_opened: bool = True,
+        tools: Sequence[dict[str, Any]] = (),
+        effort: str | None = None,
+    ) -> str:
         """`is_opened`: with an answer's opening. Raises `PromptRefused` with the template's message."""
+        said = {} if effort is None else {"reasoning_effort": effort}
         try:
             return self._template.render(
-                messages=list(messages), add_generation_prompt=is_opened, tools=None, **self._named_tokens
+                messages=list(messages),
+                add_generation_prompt=is_opened,
+                tools=list(tools) or None,
+                **self._named_tokens,
+                **said,
             )
         except jinja2.TemplateError as error:
             raise PromptRefused(f"the model's chat template does not take it: {error}") from None

@@ -64,6 +64,8 @@ class Placeholders:
             if is_text:
                 last = int(piece)
                 piece = self._texts[last][1]
+                written = json.dumps(piece, ensure_ascii=False)[1:-1]
+                piece = written if rendered.startswith(written, position) else piece
             if not rendered.startswith(piece, position):
                 raise Altered(self._altered(last, is_text, pieces))
             if is_text:
@@ -116,17 +118,6 @@ def map_texts(message: Mapping[str, Any], path: str, change: Change) -> dict[str
 
 
 def _map_tool_call(call: Mapping[str, Any], path: str, change: Change) -> dict[str, Any]:
-    field = f"{path}.function.arguments"
-
-    def mapped(value: Any) -> Any:
-        if isinstance(value, str):
-            return change(field, value) if value else value
-        if isinstance(value, list):
-            return [mapped(item) for item in value]
-        if isinstance(value, dict):
-            return type(value)({mapped(key): mapped(item) for key, item in value.items()})
-        return value
-
     function = call["function"]
     return {
         **call,
@@ -134,6 +125,18 @@ def _map_tool_call(call: Mapping[str, Any], path: str, change: Change) -> dict[s
         "function": {
             **function,
             "name": change(f"{path}.function.name", function["name"]),
-            "arguments": mapped(function["arguments"]),
+            "arguments": map_json(function["arguments"], f"{path}.function.arguments", change),
         },
     }
+
+
+def map_json(value: Any, field: str, change: Change) -> Any:
+    """A copy of a JSON value with each text in it changed, names of objects too."""
+    if isinstance(value, str):
+        return change(field, value) if value else value
+    if isinstance(value, list):
+        return [map_json(item, field, change) for item in value]
+    if isinstance(value, dict):
+        changed = ((change(field, key) if key else key, item) for key, item in value.items())
+        return type(value)({key: map_json(item, field, change) for key, item in changed})
+    return value

@@ -28,7 +28,6 @@ from gateway.upstream.base import (
     UpstreamLost,
     Wording,
     engine_life,
-    parts_of,
 )
 from tenants.storage.task_stop import stop
 
@@ -152,13 +151,12 @@ class Execution:
             run.times.last_token_s = now_s
         if delta.token_ids or delta.outcome is not None:
             run.begin()
-        parts = parts_of(delta)
-        has_output = delta.text or delta.logprobs or parts
+        has_output = delta.text or delta.logprobs or delta.parts
         if has_output and await run.has_room(self._slow_reader_s, self._clock):
-            run.events.put(SequenceOutput(index, delta.text, delta.logprobs, parts))
+            run.events.put(SequenceOutput(index, delta.text, delta.logprobs, delta.parts))
         if delta.outcome is not None:
             use.ended(delta.outcome)
-        self._dispatcher.progress(run.call.request_id, run.output_tokens, run.live_sequences)
+        self._dispatcher.progress(run.call.request_id, run.sampled_tokens, run.live_sequences)
         if delta.foreseen_tokens is not None and delta.outcome is None:
             self._dispatcher.foresee(run.call.request_id, run.foreseen_tokens)
         if delta.outcome is not None and delta.outcome.finish in FINISHES:
@@ -211,6 +209,8 @@ def _submit(run: Run, index: int, now_s: float) -> Submit:
         predicted_high_tokens=run.predicted_high_tokens,
         **run.targets.for_engine(now_s),
         trace_context=None if run.trace is None else run.trace.traceparent(CHAT),
+        grammar=call.grammar and replace(call.grammar, kept_tokens=run.leases.kept),
+        parts=call.parts,
     )
 
 

@@ -87,7 +87,7 @@ class RequestFinisher:
         charged, redemption, is_settled = NOTHING, None, False
         try:
             self._stream_limiter.leave(call.request_id)
-            self._dispatcher.finish(call.request_id, use.computed_tokens, use.output_tokens)
+            self._dispatcher.finish(call.request_id, *use.served)
             if call.request_id in self._holds.live:
                 charged = self._charge(run, use)
                 run.redemption = redemption = self._redemption(run, outcome, charged)
@@ -201,6 +201,7 @@ class RequestFinisher:
             "cached_tokens": use.cached_tokens,
             "reasoning_tokens": said.reasoning_tokens,
             "incomplete": said.incomplete,
+            **({"closed": True} if said.closed else {}),
             "wait_s": run.times.wait_s,
             "ttft_s": run.times.ttft_s,
             "e2e_s": run.times.e2e_s,
@@ -332,6 +333,8 @@ def _account(
         cached_tokens=use.cached_tokens,
         reasoning_tokens=said.reasoning_tokens,
         incomplete=said.incomplete,
+        closed=said.closed,
+        not_enforced=call.not_enforced,
         unknown_finish=said.unknown_finish,
         preemptions=sum(each.preemptions for each in outcomes),
         upstream=_served_by(run, said),

@@ -505,7 +505,8 @@ class Lifecycle:
                 self._estimates.gone(call.request_id)
                 await _unless_interrupted(run, self._sleep(denied.retry_after_s))
                 run.limited_s += denied.retry_after_s
-        run.leases = Leases(limits, metering, call.max_tokens)
+        kept = lease.kept_tokens(limits, metering.size, call.sequences, call.kept_tokens)
+        run.leases = Leases(limits, metering, call.max_tokens, kept)
         run.leases.timeline = run.timeline
         run.leases.granted(granted.covered)
         run.limit_states = granted.states
@@ -521,6 +522,7 @@ class Lifecycle:
             run.predicted_tokens_to_hold * call.sequences,
             call.max_output_tokens,
             may_be_cut=call.may_be_cut,
+            kept=lease.kept_tokens(limits, metering.size, call.sequences, call.kept_tokens),
         )
         return limits, hold
 

@@ -14,6 +14,8 @@ from gateway.config import GatewayConfig
 from gateway.domain.call import Call, ServedModel
 from gateway.domain.ids import session_id
 from gateway.domain.tiers import tier_of
+from gateway.requests.checked_answers import CheckedAnswers
+from gateway.requests.fields.own_answer import NAMES, PLAIN_FORM, OwnAnswer, OwnForm, template_tools
 from gateway.requests.fields.passed import Passed, passed_of_chat, passed_of_text
 from gateway.requests.fields.sampling import integer, said_sampling, sampling_of
 from gateway.requests.fields.servers import endpoint_needs, may_run_in_own_engine, require_servers
@@ -39,6 +41,8 @@ from tenants.types import MAX_END_USER_CHARS, Labels, Principal
 
 DEFAULT_TEXT_TOKENS = 16
 """`max_tokens` of a text completion that names none, as OpenAI has it."""
+OPENING_TOKENS = 64
+"""At the end of a prompt, with the opening of the answer among them."""
 MAX_TOOL_CALLS = 128
 """Of one message."""
 MAX_TOOL_CALL_ID = 4096
@@ -57,9 +61,21 @@ class Renderer(Protocol):
     @property
     def vocabulary(self) -> int: ...
 
-    def chat_tokens(self, messages: Sequence[dict[str, Any]], fits: Fits | None = None) -> list[int]: ...
+    @property
+    def own_form(self) -> OwnForm: ...
+
+    def chat_tokens(
+        self,
+        messages: Sequence[dict[str, Any]],
+        fits: Fits | None = None,
+        *,
+        tools: Sequence[dict[str, Any]] = (),
+        effort: str | None = None,
+    ) -> list[int]: ...
 
     def text_tokens(self, text: str, fits: Fits | None = None) -> list[int]: ...
+
+    def text_of(self, ids: Sequence[int]) -> str: ...
 
 
 class RequestContext(msgspec.Struct, frozen=True):
@@ -84,10 +100,12 @@ class RequestContext(msgspec.Struct, frozen=True):
     """As a header names it, before the body."""
     require_budget: Callable[[int], None] | None = None
     """Called with the least tokens of its prompts. Raises `BudgetDenied`. None: only the reservation asks."""
+    answers: CheckedAnswers = msgspec.field(default_factory=CheckedAnswers)
+    is_on_loop: bool = False
 
 
 def parse_chat(request: ChatCompletionRequest, context: RequestContext) -> Call:
-    """A chat completion. Raises `ApiError`."""
+    """A chat completion. Raises `ApiError`, `NeedsThread`."""
     check_model(request.model, context)
     passed = passed_of_chat(request)
     passed.needs.update(media.needs_of(request.messages))
@@ -107,7 +125,8 @@ def parse_chat(request: ChatCompletionRequest, context: RequestContext) -> Call:
     elif request.top_logprobs is not None:
         raise errors.bad_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
     fits = fits_context(context.model, "messages", context.require_budget)
-    prompt = chat_prompt(context.renderer, messages, context.model, fits, passed.fields)
+    is_own = may_run_in_own_engine(context.model, passed.needs)
+    prompt = chat_prompt(context.renderer, messages, context.model, fits, passed.fields, is_own=is_own)
     wording = _wording(
         request, passed, messages=messages, is_rendered_there=uncounted.is_rendered_there(messages)
     )
@@ -115,7 +134,7 @@ def parse_chat(request: ChatCompletionRequest, context: RequestContext) -> Call:
 
 
 def parse_text(request: CompletionRequest, context: RequestContext) -> Call:
-    """A text completion. Raises `ApiError`."""
+    """A text completion. Raises `ApiError`, `NeedsThread`."""
     check_model(request.model, context)
     if request.best_of is not None and request.best_of != (1 if request.n is None else request.n):
         raise errors.unsupported_parameter("best_of", "'best_of' must equal 'n' or be left out.")
@@ -128,7 +147,8 @@ def parse_text(request: CompletionRequest, context: RequestContext) -> Call:
         logprobs = integer(request.logprobs, "logprobs", 0, context.config.max_top_logprobs)
     items = _prompt_items(request.prompt, context.config)
     prompts = _prompts(items, context)
-    if more := _margin(context.renderer, passed.fields, "prompt"):
+    is_own = may_run_in_own_engine(context.model, passed.needs)
+    if more := () if is_own else _margin(context.renderer, passed.fields, "prompt"):
         prompts = [[*prompt, *more] for prompt in prompts]
     wordings = tuple(_wording(request, passed, prompt=item) for item in items)
     return _call(
@@ -167,10 +187,16 @@ def chat_prompt(
     model: ServedModel,
     fits: Fits | None = None,
     fields: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    is_own: bool = False,
 ) -> list[int]:
-    """A conversation's tokens, and what is held for images, thoughts and `fields`. Raises `ApiError`."""
+    """A conversation's tokens, and what is held for images, thoughts and `fields`; `is_own`: with tools, as
+    our own engine gets it. Raises `ApiError`."""
     try:
         counted = uncounted.as_counted(messages)
+        if is_own and fields:
+            effort = fields.get("reasoning_effort")
+            return renderer.chat_tokens(counted, fits, tools=template_tools(fields), effort=effort)
         prompt = renderer.chat_tokens(counted, fits)
     except PromptRefused as refused:
         raise _prompt_refused(refused, "messages") from None
@@ -219,7 +245,8 @@ def _call(
     tier = tier_of(request.service_tier, principal)
     choices = integer(request.n, "n", 1, config.max_choices, default=1)
     longest = max(len(prompt) for prompt in prompts)
-    is_estimated = model.is_estimated or any(wording.is_uncountable for wording in wordings)
+    is_own = may_run_in_own_engine(model, wordings[0].needs)
+    is_estimated = model.is_estimated or (not is_own and any(each.is_uncountable for each in wordings))
     context_left = context_left_of(model.context_tokens, longest, is_estimated=is_estimated)
     if context_left < 1:
         raise errors.context_too_long(model.context_tokens, longest, None, prompt_param)
@@ -240,6 +267,7 @@ def _call(
     if is_estimated:
         most = most_held(max_tokens, model.context_tokens)
         prompts = [prompt[:most] for prompt in prompts]
+    own = _own_answer(chat, wordings[0].fields, prompts[0], context) if is_own else OwnAnswer()
     return Call(
         request_id=context.request_id,
         chat=chat,
@@ -262,6 +290,9 @@ def _call(
         names_timeout=context.names_timeout,
         wordings=wordings,
         needs=wordings[0].needs,
+        grammar=own.grammar,
+        parts=own.parts,
+        not_enforced=own.not_enforced,
         pool=model.pool,
         end_user=end_user_of(request),
         session=session_id(context.session or getattr(request, "prompt_cache_key", None)),
@@ -277,6 +308,23 @@ def _call(
             principal.tenant_id,
             request.end_user,
         ),
+    )
+
+
+def _own_answer(
+    chat: bool, fields: Mapping[str, Any], prompt: Sequence[int], context: RequestContext
+) -> OwnAnswer:
+    form = context.renderer.own_form if chat else PLAIN_FORM
+    is_open = False
+    if form.answers is not None and not NAMES.isdisjoint(fields):
+        is_open = form.answers.opens_thoughts(context.renderer.text_of(prompt[-OPENING_TOKENS:]))
+    return context.answers.of(
+        fields,
+        form,
+        tenant_id=context.principal.tenant_id,
+        model=context.model.pool or context.model.name,
+        is_open=is_open,
+        is_on_loop=context.is_on_loop,
     )
 
 

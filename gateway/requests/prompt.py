@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tokenizers import Encoding, Tokenizer
 
+from engine.grammar.forms import form_of
+from engine.grammar.source import special_tokens
 from gateway.requests.chat_template import ChatTemplate, PromptRefused, TokenizerMissing, read_json
 from gateway.requests.client_text import (
     Altered,
@@ -19,8 +22,10 @@ from gateway.requests.client_text import (
     Placeholders,
     ToolArguments,
     for_template,
+    map_json,
     map_texts,
 )
+from gateway.requests.fields.own_answer import PLAIN_FORM, OwnForm
 from gateway.requests.special_tokens import SpecialTokens
 from gateway.requests.token_bytes import longest_token_bytes
 
@@ -32,6 +37,28 @@ __all__ = ["EstimatedRenderer", "PromptRefused", "PromptRenderer", "TokenizerMis
 
 SpecialTokensInText = Literal["text", "refuse", "allow"]
 """The setting `gateway.special_tokens_in_text`."""
+Messages = Sequence[dict[str, Any]]
+_WORD = re.compile(r"[A-Za-z_$][\w$]*", re.ASCII)
+
+
+class ChatInput(NamedTuple):
+    """What a chat template writes."""
+
+    messages: Messages
+    tools: Messages = ()
+
+    def map(self, change: Change) -> ChatInput:
+        """A copy with each text of the client changed. Raises `PromptRefused`."""
+        try:
+            return ChatInput(
+                [map_texts(each, f"messages[{index}]", change) for index, each in enumerate(self.messages)],
+                [map_json(each, f"tools[{index}]", change) for index, each in enumerate(self.tools)],
+            )
+        except RecursionError:
+            raise PromptRefused("arguments of tool calls are nested too deeply") from None
+
+
+Render = Callable[[ChatInput], str]
 
 
 class PromptRenderer:
@@ -61,6 +88,10 @@ class PromptRenderer:
         self._tokenizer.no_padding()
         self._template = ChatTemplate.of_model(model_dir)
         self._is_foreign = is_foreign
+        self.own_form = PLAIN_FORM
+        if not is_foreign:
+            added = read_json(tokenizer_file).get("added_tokens", ())
+            self.own_form = OwnForm(form_of(model_dir), special_tokens(added))
         self._refuses = special_tokens_in_text == "refuse"
         self._special: SpecialTokens | None = None
         if self._refuses or (special_tokens_in_text == "text" and not is_foreign):
@@ -78,22 +109,34 @@ class PromptRenderer:
         """Token ids are below this."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
-    def render(self, messages: Sequence[dict[str, Any]]) -> str:
+    def template_reads(self, variable: str) -> bool:
+        """Such as `tools`, of this model's chat template."""
+        return self._template is not None and self._template.reads(variable)
+
+    def render(self, messages: Messages, tools: Messages = ()) -> str:
         """The conversation with the opening of an answer. Raises `PromptRefused`."""
-        return self._render(self._for_template(messages))
+        return self._render(ChatInput(self._for_template(messages), tools))
 
     def chat_tokens(
-        self, messages: Sequence[dict[str, Any]], fits: Fits | None = None, *, is_opened: bool = True
+        self,
+        messages: Messages,
+        fits: Fits | None = None,
+        *,
+        is_opened: bool = True,
+        tools: Messages = (),
+        effort: str | None = None,
     ) -> list[int]:
         """Token ids of a conversation, with an answer's opening if `is_opened`. Only the template writes
         special tokens, unless clients may: texts that spell one are encoded apart. Raises `PromptRefused`."""
-        messages = self._for_template(messages)
+        said = ChatInput(self._for_template(messages), tools)
+        render = partial(self._render, is_opened=is_opened, effort=effort)
         if not self._is_foreign:
-            self._require_tools(messages)
-        render = partial(self._render, is_opened=is_opened)
-        rendered = render(messages)
+            self._require_calls(said, render)
+        rendered = render(said)
+        if not all(tool["function"]["name"] in rendered for tool in tools):
+            raise PromptRefused("this model's chat template has no place for tools", "tools")
         self._may_fit(rendered, fits)
-        placed = self._spelling(messages, rendered, render) if self._special is not None else []
+        placed = self._spelling(said, rendered, render) if self._special is not None else []
         if not placed:
             return self._encode([rendered], fits)
         return self._encode_apart(rendered, placed, fits)
@@ -137,7 +180,7 @@ class PromptRenderer:
         if fits is not None and self._longest_token_bytes is not None:
             fits(-(-num_bytes(text) // self._longest_token_bytes), False)
 
-    def _for_template(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _for_template(self, messages: Messages) -> list[dict[str, Any]]:
         try:
             return [
                 for_template(message, f"messages[{index}]", needs_objects=not self._is_foreign)
@@ -146,13 +189,14 @@ class PromptRenderer:
         except ValueError as error:
             raise PromptRefused("it must be a JSON object, written as text", str(error)) from None
 
-    def _render(self, messages: Sequence[dict[str, Any]], *, is_opened: bool = True) -> str:
+    def _render(self, said: ChatInput, *, is_opened: bool = True, effort: str | None = None) -> str:
         if self._template is None:
             raise PromptRefused("this model has no chat template; use /v1/completions")
-        return self._template.render(messages, is_opened=is_opened)
+        return self._template.render(said.messages, is_opened=is_opened, tools=said.tools, effort=effort)
 
-    def _require_tools(self, messages: Sequence[dict[str, Any]]) -> None:
+    def _require_calls(self, said: ChatInput, render: Render) -> None:
         """Raises `PromptRefused` if the template leaves out tool calls or their results."""
+        messages = said.messages
         if not any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
             return
         marks: dict[str, str] = {}
@@ -175,7 +219,7 @@ class PromptRenderer:
                 function = {"name": mark(field), "arguments": ToolArguments({mark(field): ""})}
                 changed["tool_calls"].append({**call, "function": function})
             probe.append(changed)
-        rendered = self._render(probe)
+        rendered = render(said._replace(messages=probe))
         for found, field in marks.items():
             if found not in rendered:
                 raise PromptRefused(
@@ -184,12 +228,7 @@ class PromptRenderer:
                     field,
                 )
 
-    def _spelling(
-        self,
-        messages: Sequence[dict[str, Any]],
-        rendered: str,
-        render: Callable[[Sequence[dict[str, Any]]], str],
-    ) -> list[Placed]:
+    def _spelling(self, said: ChatInput, rendered: str, render: Render) -> list[Placed]:
         """The client's texts that spell special tokens. Raises `PromptRefused`."""
         special = self._special
         assert special is not None
@@ -207,14 +246,12 @@ class PromptRenderer:
                 suspects.add(text)
             return text
 
-        _map_all(messages, look)
+        said.map(look)
         placed: list[Placed] = []
         if suspects:
             placeholders = Placeholders()
             marked = render(
-                _map_all(
-                    messages, lambda field, text: placeholders.put(field, text) if text in suspects else text
-                )
+                said.map(lambda field, text: placeholders.put(field, text) if text in suspects else text)
             )
             try:
                 placed = placeholders.places(marked, rendered)
@@ -230,7 +267,14 @@ class PromptRenderer:
             if placed and self._refuses:
                 raise _spells(spans[0][2], placed[0].field)
         if not placed and self._template is not None and self._template.rewrites:
-            marked = render(_map_all(messages, Placeholders().put))
+            all_texts = Placeholders()
+
+            def put(field: str, text: str) -> str:
+                # Templates read the words of a schema, such as its types.
+                is_word = field.startswith("tools") and _WORD.fullmatch(text)
+                return text if is_word else all_texts.put(field, text)
+
+            marked = render(said.map(put))
             if special.spelled(marked) != special.spelled(rendered):
                 raise PromptRefused("the model's chat template makes a special token of what these texts say")
         return placed
@@ -272,8 +316,9 @@ class EstimatedRenderer:
     """What a chat template adds to a message, and once to all of them."""
     has_chat_template = True
     vocabulary = 2**31 - 1
+    own_form = PLAIN_FORM
 
-    def chat_tokens(self, messages: Sequence[dict[str, Any]], fits: Fits | None = None) -> list[int]:
+    def chat_tokens(self, messages: Messages, fits: Fits | None = None, **_: Any) -> list[int]:
         texts: list[list[str]] = []
         for message in messages:
             parts = [f"{message.get('role')}{message.get('name') or ''}", str(message.get("content") or "")]
@@ -298,19 +343,15 @@ class EstimatedRenderer:
         data = text.encode("utf-8", "surrogatepass")
         return list(memoryview(data + b"\0" * (len(data) % 2)).cast("H"))
 
+    def text_of(self, ids: Sequence[int]) -> str:
+        return ""
+
     def _count(self, text: str) -> int:
         return -(-num_bytes(text) // self.BYTES_PER_TOKEN)
 
 
 def num_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-
-
-def _map_all(messages: Sequence[dict[str, Any]], change: Change) -> list[dict[str, Any]]:
-    try:
-        return [map_texts(message, f"messages[{index}]", change) for index, message in enumerate(messages)]
-    except RecursionError:
-        raise PromptRefused("arguments of tool calls are nested too deeply") from None
 
 
 def _spells(token: str, field: str) -> PromptRefused:

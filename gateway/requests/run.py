@@ -288,6 +288,11 @@ class Run:
         )
 
     @property
+    def sampled_tokens(self) -> int:
+        """Output, but for what a grammar forced: that much service."""
+        return sum([use.output_tokens - use.forced_tokens for use in self.uses])
+
+    @property
     def output_tokens(self) -> int:
         return sum(use.output_tokens for use in self.uses)
 

@@ -233,6 +233,8 @@ class QuoteRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: str
     messages: list[ChatMessage] | None = None
+    tools: list[dict[str, Any]] | None = None
+    """With messages."""
     prompt: str | None = None
     prompt_tokens: int | None = None
     """Instead of a prompt: how long it would be."""

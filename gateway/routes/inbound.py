@@ -11,6 +11,7 @@ from litestar import Request
 from gateway.cluster import idempotency_keys
 from gateway.dispatch.admission import COST_HEADER, WAIT_HEADER
 from gateway.domain.call import ServedModel
+from gateway.fair_threads import INLINE_BYTES
 from gateway.http import estimate_bounds, request_timeout
 from gateway.http.asgi import FIRST_BYTE, TRACE, begin, headers_of
 from gateway.http.authentication import principal_of
@@ -87,5 +88,7 @@ class Inbound(msgspec.Struct, frozen=True):
             names_timeout=DEADLINE in headers,
             first_byte_s=self.state.get(FIRST_BYTE),
             route=self.path,
+            answers=deps.answers,
+            is_on_loop=len(self.body) <= INLINE_BYTES,
             session=headers.get(SESSION) or headers.get("session_id"),
         )

@@ -27,6 +27,7 @@ from gateway.http.estimate_bounds import HIGHEST_USD
 from gateway.http.idempotent_response import IdempotentResponse
 from gateway.quotes import quotes
 from gateway.requests import queue_progress
+from gateway.requests.checked_answers import NeedsThread
 from gateway.requests.dialects.chat import COMPLETIONS
 from gateway.requests.dialects.dialect import Asked, Dialect
 from gateway.requests.inputs import media
@@ -81,7 +82,7 @@ COMPLETES: dict[str, Any] = {
         ),
         "Idempotency-Key": (
             "A repeat with the same key and body gets the first one's answer and is charged nothing.",
-            {"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARACTERS},
+            {"type": "string", "maxLength": MAX_KEY_CHARACTERS, "pattern": "^[!-~]([ -~]*[!-~])?$"},
         ),
     },
     "answers": {
@@ -216,7 +217,11 @@ async def understood(
                 principal, model.name, tier, end_user_of(asked), least_output_tokens
             )
             context = replace(context, require_budget=require)
-        return await inbound.off_the_loop(lambda: parse(context))
+        try:
+            return await inbound.off_the_loop(lambda: parse(context))
+        except NeedsThread:
+            in_thread = replace(context, is_on_loop=False)
+            return await gateway.deps.threads.run(principal.tenant_id, lambda: parse(in_thread))
 
     chain = gateway.catalogue.chain(asked.model)
     if chain is None:

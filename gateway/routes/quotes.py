@@ -14,7 +14,8 @@ from gateway.http.asgi import Request, begin
 from gateway.http.authentication import principal_of
 from gateway.quotes.offered import offered
 from gateway.quotes.quotes import Wanted
-from gateway.requests.fields.servers import require_servers
+from gateway.requests.fields.servers import may_run_in_own_engine, require_servers
+from gateway.requests.fields.tools import tool_field
 from gateway.requests.inputs import media
 from gateway.requests.parse import (
     DEFAULT_TEXT_TOKENS,
@@ -87,7 +88,8 @@ async def _quoted(request: Request, body: bytes) -> Response[bytes]:
         prompt = await off_the_loop(
             gateway, principal, body, lambda: _prompt(request, asked, renderer, served)
         )
-        is_estimated = served.is_estimated or media_bytes > 0
+        counted_there = asked.tools and not may_run_in_own_engine(served)
+        is_estimated = served.is_estimated or media_bytes > 0 or bool(counted_there)
         sizes = _sizes(asked, served, len(prompt), config.max_choices, is_estimated=is_estimated)
         choices, max_tokens = sizes
         if is_estimated and asked.prompt_tokens is None:
@@ -165,7 +167,10 @@ def _prompt(request: Request, asked: QuoteRequest, renderer: Renderer, served: S
             given[0] if given else "messages",
         )
     deps = gateway_of(request).deps
-    require_servers(served, media.needs_of(asked.messages or ()) | {Capability.TEXT: "model"})
+    fields = tool_field(asked.tools, has_messages=asked.messages is not None)
+    needs = media.needs_of(asked.messages or ()) | {Capability.TEXT: "model"}
+    needs |= dict.fromkeys((Capability.TOOLS,) if fields else (), "tools")
+    require_servers(served, needs)
     if asked.prompt_tokens is not None:
         if asked.prompt_tokens < 1:
             raise errors.bad_request(
@@ -177,7 +182,10 @@ def _prompt(request: Request, asked: QuoteRequest, renderer: Renderer, served: S
         return range(asked.prompt_tokens)
     if asked.messages is not None:
         messages = chat_messages(asked.messages, deps.config, served)
-        return chat_prompt(renderer, messages, served, fits_context(served, "messages"))
+        is_own = may_run_in_own_engine(served, needs)
+        return chat_prompt(
+            renderer, messages, served, fits_context(served, "messages"), fields, is_own=is_own
+        )
     return text_prompt(renderer, asked.prompt or "", fits_context(served, "prompt")) or [0]
 
 

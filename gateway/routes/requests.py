@@ -233,8 +233,7 @@ def ended_request(rows: Sequence[LedgerRow]) -> dict[str, Any]:
     # Said by the reservation, so also where the gateway died before it settled.
     fallback = next((row.detail["fallback"] for row in rows if "fallback" in row.detail), None)
     further = {} if fallback is None else {"fallback": fallback}
-    if incomplete := row.detail.get("incomplete"):
-        further["incomplete"] = incomplete
+    further |= {name: said for name in ("incomplete", "closed") if (said := row.detail.get(name))}
     return further | {
         "id": row.request_id,
         "object": "request",

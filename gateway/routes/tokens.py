@@ -12,6 +12,9 @@ from gateway import errors
 from gateway.domain.call import ServedModel
 from gateway.http.asgi import Request, begin
 from gateway.http.authentication import principal_of
+from gateway.requests.fields.own_answer import template_tools
+from gateway.requests.fields.servers import may_run_in_own_engine
+from gateway.requests.fields.tools import tool_field
 from gateway.requests.inputs import media, uncounted
 from gateway.requests.parse import chat_messages
 from gateway.requests.prompt import PromptRefused, PromptRenderer
@@ -34,6 +37,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Those that the tokenizer puts around a prompt; None: yes. A chat's are written by its template."""
     add_generation_prompt: bool = True
     """The opening of an answer, after messages."""
+    tools: list[dict[str, Any]] | None = None
+    """With messages."""
     return_token_strs: bool = False
 
 
@@ -87,7 +92,8 @@ async def tokenize(request: Request) -> Response[bytes]:
     body, asked, served = await _asked(request, TokenizeRequest)
     if (asked.prompt is None) == (asked.messages is None) or (asked.messages and asked.add_special_tokens):
         raise errors.bad_request(OWN_FORM, "prompt")
-    fields: dict[str, Any] = {"return_token_strs": asked.return_token_strs}
+    fields = tool_field(asked.tools, has_messages=asked.messages is not None)
+    fields["return_token_strs"] = asked.return_token_strs
     if asked.messages is None:
         fields |= {"prompt": asked.prompt, "add_special_tokens": asked.add_special_tokens is not False}
     else:
@@ -99,11 +105,13 @@ async def tokenize(request: Request) -> Response[bytes]:
             ids = renderer.text_tokens(fields["prompt"], has_frame=fields["add_special_tokens"])
         else:
             counted = uncounted.as_counted(fields["messages"])
-            ids = renderer.chat_tokens(counted, is_opened=asked.add_generation_prompt)
+            tools = template_tools(fields)
+            ids = renderer.chat_tokens(counted, is_opened=asked.add_generation_prompt, tools=tools)
         return Tokens(len(ids), ids, renderer.token_texts(ids) if asked.return_token_strs else None)
 
-    has_media = media.needs_of(asked.messages or ())
-    return await _answer(request, body, served, "/tokenize", fields, Tokens, None if has_media else own)
+    # What another server's template writes of these only that server knows.
+    is_there = media.needs_of(asked.messages or ()) or (asked.tools and not may_run_in_own_engine(served))
+    return await _answer(request, body, served, "/tokenize", fields, Tokens, None if is_there else own)
 
 
 @post(

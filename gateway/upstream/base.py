@@ -117,13 +117,7 @@ class Wording(msgspec.Struct, frozen=True):
 
 
 Part = Mapping[str, Any]
-"""A piece of an answer other than plain text, as a delta object of OpenAI's chat stream: `tool_calls`,
-`function_call`, `reasoning_content` or `reasoning`, `refusal`, `annotations`."""
-
-
-class CountedDelta(Delta, frozen=True, omit_defaults=True):
-    parts: tuple[Part, ...] = ()
-    """In order of arrival, before `text`."""
+"""One of `Delta.parts`."""
 
 
 class ServerLogprob(TokenLogprob, frozen=True, array_like=True):
@@ -131,10 +125,6 @@ class ServerLogprob(TokenLogprob, frozen=True, array_like=True):
 
     shown: Mapping[str, Any] = {}
     """The server's own entry: its tokens may be pieces of characters, which only its bytes tell."""
-
-
-def parts_of(delta: Delta) -> tuple[Part, ...]:
-    return delta.parts if isinstance(delta, CountedDelta) else ()
 
 
 class CountedOutcome(SequenceOutcome, frozen=True, omit_defaults=True):
@@ -146,9 +136,6 @@ class CountedOutcome(SequenceOutcome, frozen=True, omit_defaults=True):
     bytes) or `gateway` (what was passed on, without any count)."""
     uncertain_tokens: int = 0
     """Bound of tokens generated unseen after a non-streamed answer was given up; not charged."""
-    finish_word: str = ""
-    """The server's finish reason if it says more than `finish`: `tool_calls`, `function_call`,
-    `content_filter`, `repetition`."""
     unknown_finish: str = ""
     """Its unknown finish reason, in a line; `finish` is then `stop`."""
     choice_fields: Mapping[str, Any] = {}
@@ -156,8 +143,6 @@ class CountedOutcome(SequenceOutcome, frozen=True, omit_defaults=True):
     fingerprint: str = ""
     reasoning_tokens: int = 0
     """Emitted tokens that were reasoning, by the server's count."""
-    incomplete: str = ""
-    """What was cut short: `tool_calls`, `json` or nothing (empty)."""
 
 
 ABOUT_PROMPT = ("prompt_token_ids", "prompt_logprobs")
@@ -165,7 +150,8 @@ ABOUT_PROMPT = ("prompt_token_ids", "prompt_logprobs")
 
 
 class ServersWord(msgspec.Struct, frozen=True):
-    """What other servers report of a request's answers, all sequences together. Not set by our own engine."""
+    """What servers report of a request's answers, all sequences together. Our own engine only says how they
+    ended."""
 
     basis: str = "engine"
     """Source of its token count: `engine` is our own; of several others the least certain."""
@@ -174,6 +160,8 @@ class ServersWord(msgspec.Struct, frozen=True):
     uncertain_tokens: int = 0
     reasoning_tokens: int = 0
     incomplete: str = ""
+    closed: bool = False
+    """Of an answer that was cut, its end was written."""
     unknown_finish: str = ""
     """The first unknown finish reason among its answers."""
 
@@ -183,17 +171,18 @@ _WEAKEST_FIRST = ("estimate", "gateway", "tokenizer", "upstream")
 
 def servers_word(outcomes: Sequence[SequenceOutcome]) -> ServersWord:
     counted = [outcome for outcome in outcomes if isinstance(outcome, CountedOutcome)]
+    cut = [outcome.incomplete for outcome in outcomes]
+    incomplete = next((what for what in ("tool_calls", "json") if what in cut), "")
     if not counted:
-        return ServersWord()
+        return ServersWord(incomplete=incomplete, closed=any(outcome.closed for outcome in outcomes))
     bases = [outcome.basis for outcome in counted]
-    cut = [outcome.incomplete for outcome in counted]
     return ServersWord(
         next((basis for basis in _WEAKEST_FIRST if basis in bases), "engine"),
         counted[0].replica_id,
         sum([outcome.uncertain_tokens for outcome in counted]),
         sum([outcome.reasoning_tokens for outcome in counted]),
-        next((what for what in ("tool_calls", "json") if what in cut), ""),
-        counted[0].unknown_finish,
+        incomplete,
+        unknown_finish=counted[0].unknown_finish,
     )
 
 

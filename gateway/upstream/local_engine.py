@@ -6,6 +6,8 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from engine.client import client as engine_client
 from engine.client.client import EngineClient
 from engine.messages import Delta, EngineKnobs, Explained, Inventory, ModelInfo, Ready, Snapshot, Submit
@@ -18,6 +20,8 @@ from gateway.upstream.base import (
     Wording,
 )
 from gateway.upstream.capabilities import PLAIN_TEXT, Capabilities
+from gateway.upstream.openai.request import wants_json
+from gateway.upstream.part_text import Completeness
 
 log = logging.getLogger("fairgate.gateway.upstream")
 
@@ -25,11 +29,18 @@ log = logging.getLogger("fairgate.gateway.upstream")
 class LocalEngine:
     """Implements `Upstream` over one `EngineClient`, whose `on_ready` and `on_lost` it chains."""
 
-    def __init__(self, replica_id: str, client: EngineClient, model_id: str | None = None) -> None:
+    def __init__(
+        self,
+        replica_id: str,
+        client: EngineClient,
+        model_id: str | None = None,
+        capabilities: Capabilities = PLAIN_TEXT,
+    ) -> None:
         """`model_id`: the required model (None: any): the gateway counts prompts by its tokenizer."""
         self._replica_id = replica_id
         self._client = client
         self._model_id = model_id
+        self._capabilities = capabilities
         self._refused: str | None = None
         self.is_drained = False
         self._watchers: list[Callable[[], None]] = []
@@ -66,13 +77,14 @@ class LocalEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return PLAIN_TEXT
+        return self._capabilities
 
     def describe(self) -> dict[str, Any]:
         ready, snapshot, refusal = self._client.ready, self._client.snapshot, self._client.refusal
         return {
             "replica_id": self._replica_id,
             "kind": "engine",
+            "capabilities": sorted(self._capabilities.words),
             "url": self._client.address,
             "model": ready.model.model_id if ready is not None else None,
             "is_up": self.is_up,
@@ -96,7 +108,10 @@ class LocalEngine:
             stream = self._client.submit(submit)
         except engine_client.EngineUnavailable as error:
             raise UpstreamUnavailable(str(error)) from None
-        return _deltas(stream)
+        deltas = _deltas(stream)
+        if submit.grammar is None and not submit.parts:
+            return deltas
+        return _with_ends(deltas, Completeness(is_json=wants_json(wording)))
 
     def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None) -> None:
         try:
@@ -166,6 +181,18 @@ class LocalEngine:
                 watcher()
 
         return changed
+
+
+async def _with_ends(deltas: AsyncIterator[Delta], completeness: Completeness) -> AsyncIterator[Delta]:
+    """With what the end cut short, and whether calls were made."""
+    async for delta in deltas:
+        completeness.feed(delta.parts, delta.text)
+        outcome = delta.outcome
+        if outcome is not None:
+            lacking = "" if outcome.closed else completeness.lacking(outcome.finish)
+            word = "tool_calls" if outcome.finish == "stop" and completeness.has_calls else ""
+            delta = replace(delta, outcome=replace(outcome, incomplete=lacking, finish_word=word))
+        yield delta
 
 
 async def _deltas(stream: engine_client.EngineStream) -> AsyncIterator[Delta]:

@@ -91,6 +91,10 @@ class Completeness:
         """By index; -1 is a legacy `function_call`."""
         self._text = JsonEnd() if is_json else None
 
+    @property
+    def has_calls(self) -> bool:
+        return bool(self._calls)
+
     def feed(self, parts: Sequence[Part], text: str) -> None:
         for part in parts:
             for call in part.get("tool_calls", ()):

@@ -44,6 +44,7 @@ from gateway.flow.shared.mirror import require_shared
 from gateway.gateway import Gateway
 from gateway.pools.catalogue import Catalogue
 from gateway.pools.pool import PoolSpec
+from gateway.requests.fields.own_answer import own_capabilities
 from gateway.requests.fields.sampling import model_defaults
 from gateway.requests.prompt import PromptRenderer
 from gateway.tracing.decision import TraceRule
@@ -268,7 +269,7 @@ class AbsentEngine:
 
 
 async def open_engine(
-    settings: Settings, gateway_id: str, closing: contextlib.AsyncExitStack
+    settings: Settings, renderer: PromptRenderer, gateway_id: str, closing: contextlib.AsyncExitStack
 ) -> tuple[EngineSupervisor | SharedEngine, LocalEngine]:
     """Our own engine: started, or shared with others. Raises `Invalid` for a tcp address without keys."""
     options = engine_options(settings)
@@ -283,7 +284,8 @@ async def open_engine(
     supervisor = SharedEngine(client) if settings.engine.address else EngineSupervisor(options, client)
     await supervisor.start()
     closing.push_async_callback(supervisor.stop)
-    return supervisor, LocalEngine(options.engine_id, client, settings.model.resolve().name)
+    able = own_capabilities(renderer.own_form, renderer.template_reads)
+    return supervisor, LocalEngine(options.engine_id, client, settings.model.resolve().name, able)
 
 
 def engine_sampling(settings: Settings) -> SamplingParams:
@@ -335,12 +337,13 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
         engines: tuple[LocalEngine, ...] = ()
         own: PoolSpec | None = None
         if settings.engine.serve:
-            supervisor, engine = await open_engine(settings, gateway_id, closing)
+            renderer = PromptRenderer(settings.model, config.special_tokens_in_text)
+            supervisor, engine = await open_engine(settings, renderer, gateway_id, closing)
             engines = (engine,)
             own = PoolSpec(
                 settings.served_model_name,
                 engines,
-                PromptRenderer(settings.model, config.special_tokens_in_text),
+                renderer,
                 sampling=engine_sampling(settings),
             )
         threads = FairThreads(

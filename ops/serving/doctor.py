@@ -23,6 +23,7 @@ from engine.process.capacity import DEFAULTS, CapacityRefused, KvShape, MachineM
 from engine.process.free_memory import free_memory_bytes
 from engine.telemetry.sender import TelemetryMissing, require_extra
 from gateway.cluster import identity
+from gateway.requests.fields.own_answer import own_capabilities
 from gateway.requests.prompt import PromptRenderer, TokenizerMissing
 from migrations import runner
 from ops.serving import audit_key, datadir
@@ -332,7 +333,9 @@ async def _model(settings: Settings) -> Finding:
             "model", False, str(error), "name a complete model directory with --model (FAIRGATE_MODEL)"
         )
     chat = "chat template" if renderer.has_chat_template else "no chat template: only /v1/completions works"
-    return Finding("model", True, f"{settings.served_model_name} in {settings.model} ({chat})")
+    words = own_capabilities(renderer.own_form, renderer.template_reads).words
+    what = f"{chat}; {can({'capabilities': sorted(words)})}"
+    return Finding("model", True, f"{settings.served_model_name} in {settings.model} ({what})")
 
 
 async def _engine(settings: Settings) -> Finding:

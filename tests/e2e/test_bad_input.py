@@ -110,7 +110,26 @@ FIELDS: list[tuple[dict[str, Any], int, str, str]] = [
     ({"reasoning_effort": "low"}, 400, "unsupported_parameter", "reasoning_effort"),
     ({"min_tokens": 2}, 400, "unsupported_parameter", "min_tokens"),
     ({"cache_salt": "x"}, 400, "unsupported_parameter", "cache_salt"),
-    ({"response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "response_format"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "y"}}}},
+        400,
+        "invalid_value",
+        "response_format.json_schema.schema",
+    ),
+    (
+        {"structured_outputs": {"whitespace": " "}},
+        400,
+        "unsupported_parameter",
+        "structured_outputs.whitespace",
+    ),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, 400, "invalid_value", "guided_choice"),
+    ({"tool_choice": "required"}, 400, "invalid_value", "tool_choice"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f"}}] * 2},
+        400,
+        "invalid_value",
+        "tools[1].function.name",
+    ),
     ({"frobnicate": 1}, 400, "unknown_parameter", "frobnicate"),
 ]
 

@@ -338,8 +338,8 @@ def test_the_command_line_lists_models_and_checks_their_servers(
     checked = runner.invoke(cli, ["model", "check", *at])
     (finding,) = json.loads(checked.stdout)
     assert (checked.exit_code, finding["ok"]) == (0, True), finding
-    assert "of the kind other it can do plain text only; it refuses" in finding["detail"]
-    assert "tools (400 'tools' cannot be taken: our own engine, which runs" in finding["detail"]
+    assert "of the kind other it can do json_object, json_schema; it refuses" in finding["detail"]
+    assert "tools (400 'tools' cannot be taken: this model's chat template has no place" in finding["detail"]
     other = config(tmp_path / "b.toml", server.url, chat_model, pool="x").read_text()
     toml.write_text(other.replace(f'model = "{MODEL}"', 'model = "ghost"'))
     checked = runner.invoke(cli, ["model", "check", *at])

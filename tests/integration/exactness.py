@@ -140,6 +140,7 @@ class WatchedRunner:
         self.swap_base_s = self.swap_block_s = 0.0
         self.copy_out = runner.copy_out
         self.copy_in = runner.copy_in
+        self.choose = runner.choose
         self.collect: Callable[[LaunchedStep], StepOutput] = runner.collect
         self._runner = runner
         self._met = met

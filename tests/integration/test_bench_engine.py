@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,9 @@ def test_ours_and_transformers_say_the_same(workload: Path, capsys: pytest.Captu
     assert all(share > 0 for share in shares.values())
     json.dumps(report)
     show(report)
-    assert "4 of 4 requests identical" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "4 of 4 requests identical" in shown
+    assert re.search("a grammar's mask: [1-9][0-9]* us of processor time a row", shown)
 
 
 def test_poisson_arrivals_are_at_a_share_of_the_measured_capacity(workload: Path) -> None:

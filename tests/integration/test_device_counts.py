@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import engine.model.graphs
 import engine.model.rows
 from engine.core.core import EngineConfig, EngineCore
+from engine.grammar.compiler import Grammars
+from engine.grammar.source import of_regex
 from engine.messages import SamplingParams, Submit
 from engine.model.loader import load_runner
 from engine.model.runner import TorchRunner
@@ -87,11 +90,17 @@ class Counts:
 
 
 def steady(
-    device: StandIn, runner: TorchRunner, sequences: int, context: int, sampling: SamplingParams = GREEDY
+    device: StandIn,
+    runner: TorchRunner,
+    sequences: int,
+    context: int,
+    sampling: SamplingParams = GREEDY,
+    grammars: Grammars | None = None,
 ) -> Counts:
-    """Decodes with `sequences` of about `context` tokens; asserts that each step waits for one event only."""
+    """Decodes with `sequences` of about `context` tokens; asserts that each step waits for one event only.
+    With `grammars` the first of them may only say letters."""
     config = EngineConfig(max_batched_tokens=2048, max_sequences=64, watermark_permille=0, steps_ahead=1)
-    core = EngineCore(runner, NoText(), config, lambda: 0.0)
+    core = EngineCore(runner, NoText(), config, lambda: 0.0, grammars=grammars)
     prompt = [3 + place * 7 % 400 for place in range(context + 64)]
     for number in range(sequences):
         submit = Submit(
@@ -103,6 +112,7 @@ def steady(
             max_tokens=200,
             lease_tokens=200,
             sampling=sampling,
+            grammar=of_regex("[a-z]{199}").grammar if grammars is not None and not number else None,
         )
         assert core.submit(submit, "gateway") is None
     # Until all decode, and every shape was seen.
@@ -147,6 +157,32 @@ def test_a_step_waits_once_and_sends_a_few_bytes(
         "no block ended, or too much is sent"
     )
     assert short == long, "a step depends on the context"
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, EVERYTHING], ids=["greedy", "everything"])
+def test_a_row_with_a_grammar_makes_no_other_row_wait(
+    sampling: SamplingParams, device: StandIn, runner: TorchRunner, tmp_path: Path
+) -> None:
+    """Its masks are one call and one copy more a step; what is waited for, and what a plain step launches, is
+    as without."""
+    plain = steady(device, runner, 8, SHORT, sampling)
+    grammars = Grammars(bytes_tokenizer(tmp_path), runner.info.vocabulary, runner.info.eos_token_ids)
+    masked = steady(device, runner, 8, SHORT, sampling, grammars)
+    calls = grammars.mask_calls
+    assert 0 < grammars.mask_rows == calls, "all masks of a step are one call"
+    assert masked.copies == plain.copies + STEPS
+    assert steady(device, runner, 8, SHORT, sampling).launches == plain.launches
+    assert grammars.mask_calls == calls
+
+
+def bytes_tokenizer(folder: Path) -> Path:
+    """A token for each byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={each: place for place, each in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
 
 
 ASKING: list[Callable[[torch.Tensor], object]] = [

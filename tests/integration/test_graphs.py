@@ -29,6 +29,7 @@ from kernels.batch import PackedBatch
 from tests.models.random_models import save_random_model
 from tests.support.stand_in_device import CARD, DEVICE, StandIn, StandInQueues, needs_stand_in
 from tests.support.stand_in_streams import current
+from tests.support.step_work import mask_of
 
 pytestmark = needs_stand_in
 FILE = "tests/integration/test_graphs.py"
@@ -132,12 +133,19 @@ def cache_of(runner: TorchRunner) -> torch.Tensor:
     return torch.cat([part.cpu() for cache in runner._caches.values() for part in (cache.keys, cache.values)])
 
 
-def check(runners: Runners, work: StepWork, replays: int) -> int:
+def check(runners: Runners, work: StepWork, replays: int, masks: dict[int, np.ndarray] | None = None) -> int:
     """Runs a step on each; the captured one is `replays` replays. How many states were read."""
     before, outputs, device = cache_of(runners.captured), [], current()
     for runner in runners.each():
         device.reset()
-        outputs.append(runner.collect(runner.launch(work)).sampled)
+        work.awaits_masks = bool(masks)
+        ticket = runner.launch(work)
+        if masks:
+            device.host_ms += 1e6  # the device waits for the masks
+            runner.choose(ticket, masks)
+        output = runner.collect(ticket)
+        outputs.append(output.sampled)
+        assert 0 < (output.device_s or 0.0) < 1e3, "waiting is no computing"
         if runner is runners.captured:
             replayed = sum(count for name, count in device.launches.items() if name.endswith("graph replay"))
             assert replayed == replays, device.launches
@@ -168,6 +176,17 @@ def test_every_number_of_rows_up_to_a_size(size: int, sampling: SamplingParams, 
         for ahead in range(2):
             decodes = {row: (2 + row + ahead, 1) for row in prompts}
             check(runners, a_step(decodes, sampling), 2)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, EVERYTHING], ids=["greedy", "everything"])
+def test_masks_come_between_a_step_and_its_choice(sampling: SamplingParams, runners: Runners) -> None:
+    """Also of a part of the rows; afterwards every token may be chosen again."""
+    runners.pad_to(SIZES)
+    check(runners, a_step({row: (0, 2 + row) for row in range(5)}, sampling), 2)
+    for ahead, masked in enumerate(((0, 3), (3,), (), (1, 2, 4))):
+        work = a_step({row: (2 + row + ahead, 1) for row in range(5)}, sampling)
+        masks = {row: mask_of([50 + row, 60 + ahead], runners.model.info.vocabulary) for row in masked}
+        check(runners, work, 2, masks)
 
 
 def test_whole_prompts_chunks_and_decodes_in_a_step(runners: Runners) -> None:

@@ -23,7 +23,6 @@ from gateway.upstream.base import (
     UpstreamFailed,
     UpstreamUnavailable,
     Wording,
-    parts_of,
     takes_turns,
 )
 from gateway.upstream.health.breaker import BreakerRule
@@ -1202,7 +1201,7 @@ async def test_fragments_of_a_tool_call_wait_for_their_lease_as_text_does() -> N
         arguments, tokens = "", 0
         outcome = None
         async for delta in deltas:
-            for part in parts_of(delta):
+            for part in delta.parts:
                 arguments += part["tool_calls"][0]["function"]["arguments"]
             tokens += len(delta.token_ids)
             if tokens == 2 and not delta.outcome:

@@ -7,6 +7,7 @@ from tests.mutants.mutations import mutations_of
 HISTORIES = "tests/property/test_engine_histories.py::test_random_histories"
 AHEAD_TESTS = "tests/property/test_one_step_ahead.py"
 AHEAD = f"{AHEAD_TESTS}::test_each_sequence_has_the_answer_and_the_charge_of_the_plain_order"
+GRAMMARS = "tests/property/test_grammar_histories.py"
 SCHEDULER = "tests/unit/engine/core/test_scheduler.py"
 COMPOSE = "engine/scheduling/compose"
 COUNTERS = "engine/scheduling/step_counters.py"
@@ -44,6 +45,34 @@ ENGINE_MUTATIONS = mutations_of(
             f"{SCHEDULER}::test_recomputation_is_not_charged",
         ),
         (
+            "engine/core/core.py",
+            "grammars: masks are made before the token before is known",
+            "        if is_launched and len(self._in_flight) == 1:\n            self._choose(result)\n",
+            "        if is_launched:\n            self._choose(result)\n",
+            GRAMMARS,
+        ),
+        (
+            "engine/core/core.py",
+            "grammars: forced tokens go beyond the lease",
+            "sequence.constraint.follow(sequence.known_tokens, sequence.most_emitted, most)",
+            "sequence.constraint.follow(sequence.known_tokens, most, most)",
+            GRAMMARS,
+        ),
+        (
+            "engine/grammar/constraint.py",
+            "grammars: a state is not replayed",
+            "        state.replay(emitted)\n",
+            "",
+            GRAMMARS,
+        ),
+        (
+            "engine/grammar/constraint.py",
+            "grammars: what must follow is sampled a token late",
+            "        after = emitted + len(token_ids)\n",
+            "        token_ids = token_ids[:-1]\n        after = emitted + len(token_ids)\n",
+            GRAMMARS,
+        ),
+        (
             "engine/kv/prefix.py",
             "drop the tenant's salt",
             "return key + salt.encode() if depth == 0 else key",
@@ -61,8 +90,9 @@ ENGINE_MUTATIONS = mutations_of(
             "engine/model/runner.py",
             "device: results are read before they are there",
             (
-                "                ticket.ended.synchronize()\n"
-                "                device_s = ticket.began.elapsed_time(ticket.ended) / 1e3\n"
+                "                events[-1].synchronize()\n"
+                "                pairs = zip(events[::2], events[1::2], strict=True)\n"
+                "                device_s = sum(began.elapsed_time(ended) for began, ended in pairs) / 1e3\n"
             ),
             "                device_s = 0.0\n",
             STAND_IN,
@@ -80,6 +110,13 @@ ENGINE_MUTATIONS = mutations_of(
             "        self._bias_ids.index_fill_(0, rows, -1)\n",
             "",
             ROWS_TEST,
+        ),
+        (
+            ROWS,
+            "device: the masks of two rows are swapped",
+            "kept.index_copy_(0, numbers, ",
+            "kept.index_copy_(0, numbers.flip(0), ",
+            f"{ROWS_TEST}::test_masks_are_those_of_the_last_choice",
         ),
         (
             ROWS,
@@ -182,8 +219,8 @@ ENGINE_MUTATIONS = mutations_of(
         (
             "engine/sequence.py",
             "ahead: a lease ignores pending tokens",
-            "            self.emitted_tokens < min(self.lease_tokens, self.submit.max_tokens) and",
-            "            self.known_tokens < min(self.lease_tokens, self.submit.max_tokens) and",
+            "        return self.emitted_tokens < most and not self.is_out_of_time and",
+            "        return self.known_tokens < most and not self.is_out_of_time and",
             AHEAD,
         ),
         (

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from engine.core.core import EngineConfig, StepResult
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
-from engine.messages import Delta, Submit
+from engine.messages import Delta, SamplingParams, Submit
 from engine.scheduling.counters import scaled
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import POLICIES
@@ -30,7 +30,7 @@ NUM_BLOCKS = 24
 BLOCK_TOKENS = 4
 SEEDS = range(25)
 MOST_STEPS = 20_000
-CUT_SHORT = ("cancelled", "failed")
+CUT_SHORT = ("cancelled", "failed", "budget")
 
 
 @dataclass
@@ -49,6 +49,8 @@ class History:
     text: dict[str, str] = field(default_factory=dict)
     leases: dict[str, int] = field(default_factory=dict)
     finishes: dict[str, str] = field(default_factory=dict)
+    written: dict[str, int] = field(default_factory=dict)
+    """Tokens of an end that was written because a budget ended."""
     interrupted: set[str] = field(default_factory=set)
     """Those that were preempted, or moved."""
     met: Counter[str] = field(default_factory=Counter)
@@ -234,9 +236,15 @@ class History:
         assert Counter(had) == self.charges
         assert core.counters.served_cost == self.cost
 
+    def new_replica(self) -> VirtualReplica:
+        return VirtualReplica(num_blocks=NUM_BLOCKS, block_tokens=BLOCK_TOKENS, audit=True)
+
+    def sampling_alone(self, submit: Submit) -> SamplingParams:
+        return submit.sampling
+
     def alone(self, name: str) -> tuple[list[int], str, str]:
         """The same request on an engine of its own, in the plain order: its tokens, text and finish."""
-        replica = VirtualReplica(num_blocks=NUM_BLOCKS, block_tokens=BLOCK_TOKENS, audit=True)
+        replica = self.new_replica()
         submit = self.submits[name]
         whole = Submit(
             sequence_id=name,
@@ -245,7 +253,8 @@ class History:
             prompt_token_ids=submit.prompt_token_ids,
             max_tokens=submit.max_tokens,
             lease_tokens=submit.max_tokens,
-            sampling=submit.sampling,
+            sampling=self.sampling_alone(submit),
+            grammar=submit.grammar,
         )
         assert replica.submit(whole, output_tokens=self.lengths[name]) is None
         tokens: list[int] = []
@@ -262,8 +271,8 @@ def check_answers(history: History) -> None:
     """Each is what it would have been alone, up to where it was cancelled or failed."""
     for name, finish in history.finishes.items():
         tokens, text, alone = history.alone(name)
-        emitted = len(history.tokens[name])
-        assert history.tokens[name] == tokens[:emitted], f"{name} of history {history.seed}"
+        emitted = len(history.tokens[name]) - history.written.get(name, 0)
+        assert history.tokens[name][:emitted] == tokens[:emitted], f"{name} of history {history.seed}"
         if finish not in CUT_SHORT:
             assert (history.tokens[name], history.text[name], finish) == (tokens, text, alone)
 

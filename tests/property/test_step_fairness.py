@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.entry import COUNTER_SCALE
+from engine.grammar.compiler import Grammars
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import make_policy
 from tests.support.virtual_gateway import Job, VirtualGateway, service
+from tests.support.virtual_grammars import SCHEMAS, built, compiled
 
 PLACES = 12
 LONGEST_PROMPT, LONGEST_OUTPUT = 120, 60
@@ -37,6 +39,8 @@ class Together:
     absent: tuple[str, ...] = ()
     """Tenants without any."""
     slots: tuple[int, ...] = (1, 3, 5, 8, 0)
+    grammars: Grammars | None = None
+    """Then all that `a` asks for has one."""
     rng: random.Random = field(init=False)
     weights: dict[str, float] = field(init=False)
     gateway: VirtualGateway = field(init=False)
@@ -47,7 +51,11 @@ class Together:
         self.rng = random.Random(self.seed)
         self.weights = {"a": 1.0, "b": self.rng.choice((1.0, 3.0)), "c": 2.0}
         self.gateway = VirtualGateway(
-            policy=self.policy, options=self.options(), max_sequences=PLACES, max_batched_tokens=48
+            policy=self.policy,
+            options=self.options(),
+            max_sequences=PLACES,
+            max_batched_tokens=48,
+            grammars=self.grammars,
         )
 
     def options(self) -> PolicyOptions:
@@ -65,6 +73,7 @@ class Together:
             weight=self.weights[tenant],
             max_tokens=LONGEST_OUTPUT,
             tpot_target_s=self.rng.choice((0.0, 0.0, 0.004)) if tenant == "a" else 0.0,
+            grammar=built(self.rng.choice(SCHEMAS)) if self.grammars and tenant == "a" else None,
         )
 
     def run(self, steps: int = STEPS) -> float:
@@ -148,3 +157,11 @@ def test_the_views_meet_when_all_has_ended(seed: int) -> None:
         assert gateway.flow.dispatched.ahead.of(tenant) == 0
         charged = gateway.flow.counters.value(tenant)
         assert abs(charged - had * COUNTER_SCALE / history.weights[tenant]) < COUNTER_SCALE
+
+
+def test_a_tenant_that_sends_only_schemas_has_its_share_and_no_more() -> None:
+    """What its grammars leave no choice of counts as computed input does."""
+    grammars = compiled("a")
+    history = Together(4, "hybrid", grammars=grammars)
+    assert history.run() <= BOUND
+    assert grammars.mask_calls > STEPS / 4

@@ -7,13 +7,13 @@ given away while a step in flight still uses it, changes tokens. Failures are ma
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from engine.core.model_runner import OutOfDeviceMemory, Sampled, StepOutput, StepWork
-from engine.virtual.replica import VirtualClock, VirtualRunner
+from engine.core.model_runner import OutOfDeviceMemory, StepOutput, StepWork
+from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualStep
 
 FAILURES = ("launch", "memory", "collect", "copy")
 
@@ -22,7 +22,7 @@ FAILURES = ("launch", "memory", "collect", "copy")
 class LateStep:
     work: StepWork
     fails: bool
-    sampled: list[Sampled | None] | None = None
+    done: VirtualStep | None = None
     is_over: bool = False
 
 
@@ -44,6 +44,8 @@ class LateRunner(VirtualRunner):
         self.tried = 0
         """Steps launched, those that failed included."""
         self.collected = 0
+        self.masked = 0
+        """Steps whose choice waited for masks."""
         self._is_late = is_late
         self._copies_first = copies_first
         self._names: dict[int, str] = {}
@@ -70,9 +72,13 @@ class LateRunner(VirtualRunner):
         self.collected += 1
         while not ticket.is_over:
             self._queue.popleft()()
-        if ticket.sampled is None:
+        if ticket.done is None:
             raise RuntimeError("the step fails")
-        return StepOutput(ticket.sampled)
+        return super().collect(ticket.done)
+
+    def choose(self, ticket: LateStep, masks: Mapping[int, Any]) -> None:
+        self.masked += 1
+        self._enqueue(partial(self._choose, ticket, masks))
 
     def copy_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._copy(partial(super().copy_out, pairs))
@@ -98,7 +104,14 @@ class LateRunner(VirtualRunner):
             # What it changes in rows is there: later steps in flight go by it. The rest is not.
             super().launch(StepWork(starts=step.work.starts, blocks=step.work.blocks))
         else:
-            step.sampled = super().launch(step.work)
+            step.done = super().launch(step.work)
+        if step.work.awaits_masks:
+            step.is_over = False
+
+    def _choose(self, step: LateStep, masks: Mapping[int, Any]) -> None:
+        step.is_over = True
+        if step.done is not None:
+            super().choose(step.done, masks)
 
     def _spoil(self, rows: list[int]) -> None:
         for row in rows:

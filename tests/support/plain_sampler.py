@@ -59,9 +59,12 @@ def noisy(
     seed: int,
     prompt: Sequence[int] = (),
     output: Sequence[int] = (),
+    mask: np.ndarray | None = None,
 ) -> np.ndarray:
     """The scores whose greatest is the token, in units of the logits."""
     scores = adjusted(logits, params, prompt, output)
+    if mask is not None:
+        scores[[not mask[token // 32] >> token % 32 & 1 for token in range(len(scores))]] = -np.inf
     if params.temperature < GREEDY_BELOW:
         return scores
     added = params.temperature * noise(seed, len(output), len(scores))

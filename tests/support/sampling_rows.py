@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from engine.core.model_runner import Sampled
 from engine.model.rows import DeviceRows
 from engine.model.sampler import RowSampling, Wants, choose, read
-from tests.support.step_work import SequenceSlice, work_of
+from tests.support.step_work import SequenceSlice, masks_of, work_of
 
 MOST_TOKENS = 1 << 20
 
@@ -28,7 +29,9 @@ def inputs_of(rows: Sequence[SequenceSlice], logits: torch.Tensor) -> tuple[RowS
         len(rows), vocabulary=logits.shape[-1], num_blocks=1, block_tokens=MOST_TOKENS,
         context_tokens=MOST_TOKENS, device=logits.device,
     )  # fmt: skip
-    step = device_rows.stage(work_of(rows))
+    step, masks = device_rows.stage(work_of(rows)), masks_of(rows)
+    device_rows.set_masks(masks)
+    step.wants = replace(step.wants, mask=bool(masks))
     return device_rows.sampling_of(step), step.wants
 
 

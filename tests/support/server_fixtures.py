@@ -14,7 +14,9 @@ import pytest
 from tests.support import rule_server
 from tests.support.chromium import chromium as chromium
 from tests.support.chromium import visitor as visitor
-from tests.support.server_process import PRICE, Server, save_chat_model, server_process, until
+from tests.support.server_process import PRICE, ROOT, Server, save_chat_model, server_process, until
+
+MODEL_DIR = ROOT / "ops" / "demo" / "model"
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +31,14 @@ def server(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterat
     data_dir = tmp_path_factory.mktemp("server")
     flags = ["--engine-max-sequences", "8", "--gateway-alert-every", "1", "--gateway-webhook-private", "yes"]
     with server_process(data_dir, chat_model, *flags) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One with the model that ships with Fairgate, which knows tools. Shared, as `server`."""
+    arguments = ("--engine-max-sequences", "8")
+    with server_process(tmp_path_factory.mktemp("shipped"), MODEL_DIR, *arguments) as running:
         yield running
 
 

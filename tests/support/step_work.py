@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from engine.core.model_runner import ModelRunner, RowStart, Sampled, StepWork
 from engine.messages import SamplingParams
@@ -22,6 +24,8 @@ class SequenceSlice:
     sample: bool
     sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int = 0
+    mask: np.ndarray | None = None
+    """As `ModelRunner.choose` takes it."""
 
 
 def work_of(slices: Sequence[SequenceSlice]) -> StepWork:
@@ -46,5 +50,20 @@ def work_of(slices: Sequence[SequenceSlice]) -> StepWork:
     )  # fmt: skip
 
 
+def mask_of(allowed: Collection[int], vocabulary: int) -> np.ndarray:
+    """The mask that allows these tokens."""
+    bits = np.isin(np.arange(-(-vocabulary // 32) * 32), list(allowed))
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def masks_of(slices: Sequence[SequenceSlice]) -> dict[int, np.ndarray]:
+    return {row: piece.mask for row, piece in enumerate(slices) if piece.mask is not None}
+
+
 def run_step(runner: ModelRunner, slices: Sequence[SequenceSlice]) -> list[Sampled | None]:
-    return runner.collect(runner.launch(work_of(slices))).sampled
+    work, masks = work_of(slices), masks_of(slices)
+    work.awaits_masks = bool(masks)
+    ticket = runner.launch(work)
+    if masks:
+        runner.choose(ticket, masks)
+    return runner.collect(ticket).sampled

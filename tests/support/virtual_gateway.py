@@ -17,7 +17,8 @@ from engine.forecast.wait.arrivals import NOTHING_CAME, RecentArrivals
 from engine.forecast.wait.forecast import Forecast
 from engine.forecast.wait.picture import QUANTILES, AnswerLength
 from engine.forecast.wait.replayed_engine import EngineLoad
-from engine.messages import StepTime, Submit, TenantShare
+from engine.grammar.compiler import Grammars
+from engine.messages import Grammar, StepTime, Submit, TenantShare
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.options import PolicyOptions
 from engine.step_time.model import PRIOR
@@ -44,6 +45,7 @@ class Job:
     weight: float = 1.0
     max_tokens: int = 512
     tpot_target_s: float = 0.0
+    grammar: Grammar | None = None
 
 
 @dataclass(slots=True)
@@ -80,6 +82,7 @@ class VirtualGateway:
         lengths: LengthForecast | None = None,
         on_end: Callable[[Done], None] = lambda done: None,
         log_records: int = 16,
+        grammars: Grammars | None = None,
     ) -> None:
         self.replica = VirtualReplica(
             EngineConfig(
@@ -88,6 +91,7 @@ class VirtualGateway:
                 max_sequences=max_sequences,
                 max_batched_tokens=max_batched_tokens,
             ),
+            grammars=grammars,
             num_blocks=num_blocks,
             block_tokens=block_tokens,
             step_time=step_time,
@@ -215,6 +219,7 @@ class VirtualGateway:
                     is_owed=turn.is_owed,
                     predicted_output_tokens=entry.predicted_output_tokens,
                     tpot_target_s=job.tpot_target_s,
+                    grammar=job.grammar,
                 ),
                 output_tokens=job.output_tokens,
             )
@@ -238,13 +243,13 @@ class VirtualGateway:
                 self._emitted[delta.sequence_id] = emitted
                 if record.first_token_s < 0 < emitted:
                     record.first_token_s = self.clock.now_s
-                self.flow.progress(delta.sequence_id, emitted, 1)
+                self.flow.progress(delta.sequence_id, emitted - delta.forced_tokens, 1)
                 if delta.outcome is not None:
                     del self._records[delta.sequence_id], self._emitted[delta.sequence_id]
                     outcome = delta.outcome
-                    self.flow.finish(
-                        delta.sequence_id, outcome.computed_tokens, outcome.emitted_tokens, self.clock.now_s
-                    )
+                    forced = outcome.forced_tokens
+                    inputs, outputs = outcome.computed_tokens + forced, outcome.emitted_tokens - forced
+                    self.flow.finish(delta.sequence_id, inputs, outputs, self.clock.now_s)
                     record.ended_s = self.clock.now_s
                     self.lengths.observe(record.job.tenant_id, MODEL_ID, outcome.emitted_tokens)
                     self.done.append(record)

@@ -73,9 +73,9 @@ def whole_body(call: Call, choices: Sequence[Choice], account: Account) -> dict[
 def _end(call: Call, finish: str, outcome: SequenceOutcome | None) -> dict[str, Any]:
     """The server's own finish reason if it is more precise, and the fields that came with it."""
     reason = FINISH_REASONS.get(finish, "stop")
-    if not isinstance(outcome, CountedOutcome):
+    if outcome is None:
         return {"finish_reason": reason}
-    fields = outcome.choice_fields
+    fields = {} if not isinstance(outcome, CountedOutcome) else outcome.choice_fields
     if call.chat:
         fields = {name: value for name, value in fields.items() if name not in ABOUT_PROMPT}
     return {"finish_reason": outcome.finish_word or reason, **fields}

@@ -21,7 +21,7 @@ from gateway.requests.dialects.chat import FINISH_REASONS, shown_logprobs
 from gateway.requests.dialects.dialect import KEEP_ALIVE, Choice, server_sent
 from gateway.requests.dialects.translation import Translation, with_notes
 from gateway.requests.run import Begun, Closed, Event, InLine, SequenceEnded, SequenceOutput, Silence
-from gateway.upstream.base import CountedOutcome, Part
+from gateway.upstream.base import Part
 
 AFTER_TEXT = frozenset({"refusal", "tool_calls", "function_call"})
 """Parts that follow the text in a whole answer."""
@@ -133,7 +133,7 @@ class ResponseWriter:
         if self._ended is None:
             return None
         outcome = self._ended.outcome
-        if isinstance(outcome, CountedOutcome) and outcome.finish_word == "content_filter":
+        if outcome is not None and outcome.finish_word == "content_filter":
             return "content_filter"
         return "max_output_tokens" if FINISH_REASONS.get(self._ended.finish) == "length" else None
 

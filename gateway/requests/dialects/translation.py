@@ -50,9 +50,14 @@ class Translation(msgspec.Struct):
     def parse(self, context: RequestContext) -> Call:
         """Raises `ApiError` in the request's own field names."""
         try:
-            return parse_chat(self.chat, context)
+            call = parse_chat(self.chat, context)
         except ApiError as error:
             raise self.in_own_words(error) from None
+        if not call.not_enforced:
+            return call
+        notes = (note.partition(": ") for note in call.not_enforced)
+        said = tuple(self._own(field) + colon + what for field, colon, what in notes)
+        return msgspec.structs.replace(call, not_enforced=said)
 
     def in_own_words(self, error: ApiError) -> ApiError:
         """The refusal of `chat` as one of the request that it came from."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from gateway import errors
 from gateway.domain.call import ServedModel
@@ -31,6 +31,14 @@ REMEDIES: Mapping[tuple[str, str], str] = {
     (ServerKind.LLAMA_CPP, Capability.AUDIO): "start it with --mmproj",
 }
 """By kind of server and need: what its operator can do. Others depend on the model."""
+OWN_LACKS: Mapping[str, str] = {
+    Capability.TOOLS: "this model's chat template has no place for tools, or no form of calls that is known"
+    " here; it can write JSON, by 'response_format'",
+    Capability.FORCED_TOOLS: "the form of this model's calls is not known here, so none can be forced; it can"
+    " write JSON, by 'response_format'",
+    Capability.REASONING: "this model's chat template does not read 'reasoning_effort'",
+}
+"""By need: why a model of our own engine does not meet it."""
 NO_USAGE = "its answers have no usage, by which that is charged: set usage to end or each for it"
 TASKS: Mapping[str, str] = {
     Capability.TEXT: "generate text",
@@ -73,9 +81,13 @@ def require_servers(model: ServedModel, needs: Mapping[str, str]) -> None:
     raise errors.no_server_can(param, _refusal(model, needs, servers, param))
 
 
-def may_run_in_own_engine(model: ServedModel) -> bool:
-    """Whether a replica of the model is our own engine, which runs exactly the ids counted here."""
-    return any(not server.capabilities.kind for server in model.servers or (OWN_ENGINE,))
+def may_run_in_own_engine(model: ServedModel, needs: Collection[str] = ()) -> bool:
+    """Whether a replica of the model is our own engine, which runs exactly the ids counted here, and meets
+    these needs."""
+    return any(
+        not server.capabilities.kind and server.capabilities.offers.issuperset(needs)
+        for server in model.servers or (OWN_ENGINE,)
+    )
 
 
 def _to_blame(needs: Mapping[str, str], servers: tuple[ServerOffer, ...] | list[ServerOffer]) -> str:
@@ -93,9 +105,11 @@ def _refusal(
         if param == "model":
             return "Our own engine, which runs this model, only generates text: ask for another model."
         what = _what(needs, param)
+        lacking = next((need for need, field in needs.items() if field == param and need in OWN_LACKS), "")
+        why = OWN_LACKS.get(lacking, "our own engine, which runs this model, does not do that")
         return (
-            f"{what[:1].upper()}{what[1:]} cannot be taken: our own engine, which runs this model, generates"
-            " plain text only. Leave that out, or ask for a model on a server that takes it."
+            f"{what[:1].upper()}{what[1:]} cannot be taken: {why}. Leave that out, or ask for a model on a"
+            " server that takes it."
         )
     said = [_lacking(server, needs) for server in servers[:MOST_NAMED]]
     if len(servers) > MOST_NAMED:

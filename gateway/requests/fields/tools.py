@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from gateway import errors
+from gateway.requests.fields.bounds import require_bounded
 from gateway.requests.schemas import ChatCompletionRequest
 from gateway.upstream.capabilities import Capability, need_of_field
 
@@ -43,11 +44,7 @@ def tool_fields(request: ChatCompletionRequest) -> tuple[dict[str, Any], dict[st
         forced = _forced(choice, tools)
     if not tools:
         return {}, {}
-    if len(tools) > MAX_TOOLS:
-        raise errors.bad_request(f"'tools' holds {len(tools)} tools; the most is {MAX_TOOLS}.", "tools")
-    for index, tool in enumerate(tools):
-        _require_tool(tool, f"tools[{index}]")
-    fields: dict[str, Any] = {"tools": [_without_hints(tool) for tool in tools]}
+    fields: dict[str, Any] = {"tools": checked_tools(tools)}
     if choice is not None:
         fields["tool_choice"] = choice
     if request.parallel_tool_calls is not None:
@@ -55,6 +52,32 @@ def tool_fields(request: ChatCompletionRequest) -> tuple[dict[str, Any], dict[st
     if choice == "none":
         return fields, {}
     return fields, {forced or Capability.TOOLS: "tools" if forced is None else "tool_choice"}
+
+
+def tool_field(tools: list[dict[str, Any]] | None, *, has_messages: bool) -> dict[str, Any]:
+    """Of what is only counted, not run: empty without tools. Raises `ApiError`."""
+    if tools is not None and not has_messages:
+        raise errors.bad_request("'tools' go with 'messages'.", "tools")
+    require_bounded("tools", tools)
+    return {"tools": checked_tools(tools)} if tools else {}
+
+
+def checked_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without what these servers ignore. Raises `ApiError`."""
+    if len(tools) > MAX_TOOLS:
+        raise errors.bad_request(f"'tools' holds {len(tools)} tools; the most is {MAX_TOOLS}.", "tools")
+    known = set[object]()
+    for index, tool in enumerate(tools):
+        _require_tool(tool, f"tools[{index}]")
+        if (name := _name_of(tool)) in known:
+            path = f"tools[{index}].function.name"
+            raise errors.bad_request(
+                f"Invalid '{path}': an earlier tool has the name '{name}' too. Leave one of them out, or"
+                " rename it.",
+                path,
+            )
+        known.add(name)
+    return [_without_hints(tool) for tool in tools]
 
 
 def format_needs(response_format: dict[str, Any] | None) -> dict[str, str]:
@@ -99,7 +122,10 @@ def _forced(choice: str | dict[str, Any], tools: list[dict[str, Any]] | None) ->
     """The need of a choice other than `none` and `auto`. Raises `ApiError`."""
     kind: object = choice if isinstance(choice, str) else choice.get("type")
     if not tools and (isinstance(choice, dict) or choice in TOOL_CHOICES):
-        raise errors.bad_request("'tool_choice' names a tool, and the request has no 'tools'.", "tool_choice")
+        raise errors.bad_request(
+            "'tool_choice' asks for a call, and the request has no 'tools': send the tools, or leave it out.",
+            "tool_choice",
+        )
     if kind == "required":
         return Capability.FORCED_TOOLS
     if isinstance(choice, dict) and kind == "function":
@@ -110,8 +136,19 @@ def _forced(choice: str | dict[str, Any], tools: list[dict[str, Any]] | None) ->
         return Capability.FORCED_TOOLS
     if isinstance(choice, dict) and kind == "allowed_tools":
         allowed = choice.get("allowed_tools")
-        is_required = isinstance(allowed, dict) and allowed.get("mode") == "required"
-        return Capability.FORCED_TOOLS if is_required else None
+        listed = allowed.get("tools") if isinstance(allowed, dict) else None
+        known = [_name_of(tool) for tool in tools or ()]
+        if (
+            not isinstance(listed, list)
+            or not listed
+            or not all(isinstance(tool, dict) and _name_of(tool) in known for tool in listed)
+        ):
+            raise errors.bad_request(
+                "'tool_choice.allowed_tools.tools' must list some of 'tools', each as {'type': 'function',"
+                " 'function': {'name': ...}}.",
+                "tool_choice.allowed_tools.tools",
+            )
+        return Capability.FORCED_TOOLS if choice["allowed_tools"].get("mode") == "required" else None
     raise errors.bad_request(_CHOICE_FORM, "tool_choice")
 
 

@@ -100,8 +100,10 @@ def fields_for(fields: Mapping[str, Any], server: Capabilities, max_tokens: int)
 
 def wants_json(wording: Wording) -> bool:
     """The answer's text, and nothing before it, is to be JSON."""
-    wanted = wording.fields.get("response_format")
+    wanted, structured = (wording.fields.get(name) for name in ("response_format", "structured_outputs"))
     is_json = isinstance(wanted, Mapping) and wanted.get("type") in ("json_object", "json_schema")
+    is_json = is_json or (isinstance(structured, Mapping) and structured.get("json") is not None)
+    is_json = is_json or "guided_json" in wording.fields
     return is_json and not wording.fields.get("echo")
 
 

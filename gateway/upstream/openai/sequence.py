@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from engine.messages import Delta, Submit
 from gateway.asyncio_helpers import IdleTimeout
 from gateway.fair_threads import INLINE_BYTES, FairThreads
-from gateway.upstream.base import CountedDelta, CountedOutcome, NotBegun, SequenceRefused, UpstreamFailed
+from gateway.upstream.base import CountedOutcome, NotBegun, SequenceRefused, UpstreamFailed
 from gateway.upstream.http.connection import Connection
 from gateway.upstream.lease_buffer import BufferedChunk, End, LeaseBuffer, runs
 from gateway.upstream.openai import classify
@@ -323,14 +323,14 @@ class OpenAISequence:
         self._wake()
 
     def _add(self, piece: BufferedChunk, outcome: CountedOutcome | None) -> None:
-        delta = CountedDelta(
+        delta = Delta(
             self.submit.sequence_id,
             self._sent_tokens,
             [0] * piece.tokens,
             piece.text,
             list(piece.logprobs),
             outcome=outcome,
-            parts=piece.parts,
+            parts=tuple(map(dict, piece.parts)),
         )
         self._sent_tokens += piece.tokens
         self._deltas.append((delta, piece.size))

@@ -30,6 +30,11 @@ def show(report: dict[str, Any]) -> None:
             f" identical, {agreed['divergences']} divergences in {agreed['compared_tokens']:,} compared"
             f" tokens ({agreed['distinct_tokens']} distinct)"
         )
+    if report["mask_s"] is not None:
+        print(
+            f"a grammar's mask: {1e6 * report['mask_s']:.0f} us of processor time a row; time between two"
+            f" tokens: {_milliseconds(report['engines']['fairgate']['runs'], 'itl_s')} ms (p50 / p99)"
+        )
     if "roofline" in report:
         _show_roofline(report["roofline"])
     if any(run["disturbed"] for engine in report["engines"].values() for run in engine["runs"]):

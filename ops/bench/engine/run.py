@@ -11,6 +11,7 @@ from typing import Any
 from engine.core.core import EngineConfig
 from ops.bench.common.errors import CannotBench
 from ops.bench.common.report import QUIET_CORES, Progress, machine, rotated, spread
+from ops.bench.engine.masks import mask_s
 from ops.bench.engine.metrics import BadAnswers, agreement, measure, ratios
 from ops.bench.engine.models import NoModel, cache_dir, export_for_openvino, find_model, read_config
 from ops.bench.engine.process import BENCH_DIR, EngineFailed, EngineLaunch, engine_process
@@ -123,6 +124,7 @@ def _run(options: EngineBenchOptions, progress: Progress) -> dict[str, Any]:
     report["engines"] = engines
     ours = engines[OURS]["runs"]
     report["ratios"] = {name: ratios(ours, engines[name]["runs"]) for name in peers}
+    report["mask_s"] = mask_s(model_dir, config)
     report["agreement"] = {name: agreement(tokens[OURS], tokens[name]) for name in peers}
     if options.roofline_s and options.arrivals == "burst":
         report["roofline"] = _roofline(options, config, workload, threads, engines)

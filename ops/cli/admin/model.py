@@ -32,7 +32,7 @@ def list_() -> None:
     """Lists every name that a model has in the API, and what stands behind it.
 
     \b
-    While a server runs here, also what each other server can do beyond plain text. --json answers:
+    While a server runs here, also what each server can do beyond plain text. --json answers:
       [{"name": "big", "kind": "alias", "means": {"meta/llama": 1}, "replicas": [], "priced": true,
         "can": {}}, {"name": "meta/llama", "kind": "model", "means": {}, "replicas": ["llama-a"],
         "priced": true, "can": {"llama-a": ["text", "tools"]}}, …]
@@ -69,16 +69,15 @@ def list_() -> None:
 
 
 def _able() -> dict[str, dict[str, Any]]:
-    """The other servers as the running gateway describes them, by name; empty without one."""
+    """The servers as the running gateway describes them, by name; empty without one."""
     server = running_server()
     if server is None:
         return {}
     pools = call(server, "GET", "/status")["models"]["pools"].values()
     return {
-        replica["replica_id"]: replica
+        "engine" if replica["kind"] == "engine" else replica["replica_id"]: replica
         for pool in pools
         for replica in pool["replicas"]
-        if replica["kind"] == "openai"
     }
 
 

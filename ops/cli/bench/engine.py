@@ -81,7 +81,8 @@ def engine(workload: Path | None, no_roofline: bool, **given: Any) -> None:
       {"engines": {"fairgate": {"output_tokens_per_s": {"median": 4100.0, …},
        "runs": [{"ttft_s": {"p50": 0.1, "p99": 0.3}, "serving_peak_bytes": 400000000, …}, …]}, …},
        "ratios": {"openvino": {"output_tokens_per_s": {"median": 0.9, "least": 0.88, "most": 0.91}, …}},
-       "agreement": {"openvino": {"divergences": 0, …}}, "roofline": {"share_of_ideal": {…}, …}}
+       "agreement": {"openvino": {"divergences": 0, …}}, "mask_s": 4e-05,
+       "roofline": {"share_of_ideal": {…}, …}}
     """
     from ops.bench.common.errors import CannotBench
     from ops.bench.engine.report import show

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from engine.core.core import EngineConfig, EngineCore
-from engine.core.model_runner import Sampled, StepWork
+from engine.core.model_runner import StepWork
 from engine.forecast.length.probe import RANGES, range_of
 from engine.messages import Delta, SamplingParams
-from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualTexts
+from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualStep, VirtualTexts
 from tests.support.builders import submit
 
 LENGTH = 40
@@ -16,16 +16,16 @@ ANSWERS_TO_TRUST = 12
 class ReadingRunner(VirtualRunner):
     """Says after each prompt, and again after 20 more tokens, how many are to come."""
 
-    def launch(self, work: StepWork) -> list[Sampled | None]:
-        chosen = super().launch(work)
+    def launch(self, work: StepWork) -> VirtualStep:
+        launched = super().launch(work)
         for row, position, count, choice in zip(
-            work.rows, work.positions, work.num_tokens, chosen, strict=True
+            work.rows, work.positions, work.num_tokens, launched.sampled, strict=True
         ):
             out = position + count - self._rows[row].num_prompt_tokens
             if choice is not None and out in (0, 20):
                 right = range_of(LENGTH - out)
                 choice.remaining_logits = [9.0 if index == right else 0.0 for index in range(RANGES)]
-        return chosen
+        return launched
 
 
 def make_core() -> tuple[EngineCore, ReadingRunner]:

@@ -21,6 +21,7 @@ from engine.model.sampler import RowSampling, Wants, is_penalized
 from engine.model.staging import GraphShape, StagedStep
 from kernels.batch import tiles_of
 from tests.support.stand_in_device import DEVICE, StandIn, needs_stand_in
+from tests.support.step_work import mask_of
 
 ROWS, VOCABULARY, BLOCKS, BLOCK_TOKENS, CONTEXT = 4, 40, 30, 4, 60
 TILE_TOKENS = 3
@@ -231,6 +232,23 @@ def test_a_step_reads_what_its_sequences_histories_say(device: torch.device, see
                     sequence.token_ids.append(token_id)
             returned += sum(len(start.token_ids) > start.num_prompt_tokens for start in work.starts)
     assert returned > 3 < refused
+
+
+@pytest.mark.parametrize("device", [CPU, pytest.param(DEVICE, marks=needs_stand_in)])
+def test_masks_are_those_of_the_last_choice(device: torch.device) -> None:
+    generator, every = random.Random(3), range(VOCABULARY)
+    with nullcontext() if device == CPU else StandIn(late=True):
+        rows = rows_on(device)
+        for count in (0, 2, ROWS, 1, 0, 3):
+            allowed = {row: generator.sample(every, 5) for row in generator.sample(range(ROWS), count)}
+            masks = {row: mask_of(tokens, VOCABULARY) for row, tokens in allowed.items()}
+            rows.set_masks(masks)
+            for wrong in ({ROWS: mask_of([1], VOCABULARY)}, {0: mask_of([1], 2 * VOCABULARY)}):
+                with pytest.raises(ValueError, match=r"row \d has .* \(\d,\): rows are 0..3, masks 2 words"):
+                    rows.set_masks(wrong)
+            bits = np.unpackbits(numbers(rows.keep_masks()).view(np.uint8), axis=1, bitorder="little")
+            found = [np.flatnonzero(mask[:VOCABULARY]).tolist() for mask in bits]
+            assert found == [sorted(allowed.get(row, every)) for row in range(ROWS + 1)]
 
 
 @needs_stand_in

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from engine.messages import SamplingParams
 from engine.model.loader import load_runner
 from engine.model.runner import TorchRunner
 from tests.models.random_models import save_random_model
-from tests.support.step_work import SequenceSlice, run_step
+from tests.support.step_work import SequenceSlice, mask_of, run_step
 
 GREEDY = SamplingParams(temperature=0.0, logprobs=0)
 BLOCK_TOKENS = 4
@@ -41,6 +42,7 @@ class Stream:
     computed: int = 0
     sampled: list[Sampled] = field(default_factory=list)
     sampling: SamplingParams = GREEDY
+    mask: np.ndarray | None = None
 
     @staticmethod
     def of(prompt: list[int], blocks: list[int], sampling: SamplingParams = GREEDY) -> Stream:
@@ -58,6 +60,7 @@ class Stream:
             sample=self.computed + num_tokens == len(self.token_ids),
             sampling=self.sampling,
             seed=5,
+            mask=self.mask,
         )
 
 
@@ -109,6 +112,23 @@ def test_neighbours_of_every_kind_change_nothing(runner: TorchRunner) -> None:
         step(runner, active, [generator.randint(1, 9) for _ in active])
     assert mixed > 1
     assert [stream.token_ids for stream in streams] == expected
+
+
+def test_a_mask_chooses_for_its_row_and_changes_no_other(runner: TorchRunner) -> None:
+    """A chunk, prompts and decodes, which are not computed in the order that was asked for."""
+    runs = []
+    for is_masked in (True, False):
+        lengths = enumerate((30, 3, 17, 8))
+        streams = [Stream.of(prompt(length, 1), list(range(index, 60, 5))) for index, length in lengths]
+        for number in range(8):
+            for index in (0, 2) if is_masked else ():
+                streams[index].mask = mask_of([100 * index + number], 500)
+            step(runner, streams, [9, 3, 20, 20])
+        runs.append([stream.sampled for stream in streams])
+    masked, plain = runs
+    assert (masked[1], masked[3]) == (plain[1], plain[3])
+    assert [sampled.token_id for sampled in masked[0]] == list(range(3, 8))
+    assert [sampled.token_id for sampled in masked[2]] == list(range(200, 208))
 
 
 def test_a_step_in_which_nobody_samples_still_writes_the_cache(runner: TorchRunner) -> None:

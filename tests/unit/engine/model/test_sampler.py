@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import fields, replace
 
 import numpy as np
@@ -34,7 +34,7 @@ from kernels.sampling import draw, kept, noise
 from tests.support import plain_sampler
 from tests.support.sampling_rows import inputs_of, last_token_of, sample
 from tests.support.stand_in_device import DEVICE, StandIn, needs_stand_in
-from tests.support.step_work import SequenceSlice
+from tests.support.step_work import SequenceSlice, mask_of
 
 VOCABULARY = 50
 Way = Callable[[torch.Tensor, RowSampling, Wants], torch.Tensor]
@@ -66,8 +66,10 @@ def row(
     seed: int = 0,
     prompt: tuple[int, ...] = (1, 2),
     output: list[int] | None = None,
+    allowed: Collection[int] = (),
 ) -> SequenceSlice:
-    return replace(last_token_of(prompt, output or []), sampling=sampling, seed=seed % 2**63)
+    mask = mask_of(allowed, VOCABULARY) if allowed else None
+    return replace(last_token_of(prompt, output or []), sampling=sampling, seed=seed % 2**63, mask=mask)
 
 
 def compiled(logits: torch.Tensor, columns: RowSampling, wants: Wants) -> torch.Tensor:
@@ -88,7 +90,8 @@ def plain(logits: torch.Tensor, rows: list[SequenceSlice]) -> list[int]:
     token_ids = []
     for values, one in zip(logits.numpy(), rows, strict=True):
         prompt, output = one.token_ids[: one.num_prompt_tokens], one.token_ids[one.num_prompt_tokens :]
-        token_ids.append(int(plain_sampler.noisy(values, one.sampling, one.seed, prompt, output).argmax()))
+        scores = plain_sampler.noisy(values, one.sampling, one.seed, prompt, output, one.mask)
+        token_ids.append(int(scores.argmax()))
     return token_ids
 
 
@@ -108,6 +111,7 @@ def random_rows(generator: random.Random, count: int) -> list[SequenceSlice]:
             ),
             seed=generator.getrandbits(63),
             output=[generator.randrange(VOCABULARY) for _ in range(generator.randint(0, 9))],
+            allowed=pick(((), (), generator.sample(range(VOCABULARY), pick((1, 2, 25, VOCABULARY))))),
         )
         for _ in range(count)
     ]
@@ -123,7 +127,7 @@ def test_every_token_is_that_of_the_rules_in_float64(way: Way) -> None:
     for number in range(60):
         rows = random_rows(generator, generator.randint(1, 9))
         logits = random_logits(len(rows), number) * generator.choice((0.1, 1.0, 4.0))
-        logits = logits.round() if number % 2 else logits
+        logits = logits.round() + 0.0 if number % 2 else logits  # one kind of zero: their order is free
         assert chosen(logits, rows, way) == plain(logits, rows), number
 
 
@@ -226,7 +230,8 @@ def test_what_a_step_wants_launches_more_and_changes_no_token(way: Way) -> None:
     expected = way(logits, columns, wants)
     columns.output_counts = torch.ones(8, VOCABULARY, dtype=torch.int32)
     columns.in_prompt = torch.ones(8, VOCABULARY, dtype=torch.bool)
-    assert torch.equal(way(logits, columns, Wants(True, True, True, 3)), expected)
+    columns.masks = torch.full((8, 1), -1)
+    assert torch.equal(way(logits, columns, Wants(True, True, True, 3, True)), expected)
 
 
 def test_a_step_wants_what_any_of_its_rows_does() -> None:
@@ -240,7 +245,7 @@ def test_choosing_reads_nothing_back_and_changes_no_input() -> None:
     """Tensors on the device "meta" have no values: whatever reads one raises."""
     logits, rows = random_logits(6), random_rows(random.Random(1), 6)
     columns, _ = inputs_of(rows, logits)
-    everything = Wants(True, True, True, 3)
+    everything = Wants(True, True, True, 3, mask=True)
     there = RowSampling(**{each.name: getattr(columns, each.name).to("meta") for each in fields(columns)})
     far = choose(logits.to("meta"), there, everything)
     with pytest.raises(RuntimeError):
@@ -261,9 +266,20 @@ def test_choosing_reads_nothing_back_and_changes_no_input() -> None:
 def test_a_captured_choice_covers_what_is_wanted() -> None:
     draws, everything = GRAPH_WANTS
     assert [covering(each) for each in (Wants(), Wants(draws=True))] == [draws, draws]
-    for wants in (Wants(bias=True), Wants(penalties=True), Wants(logprobs=0), Wants(True, True, True, 20)):
+    for wants in (Wants(bias=True), Wants(penalties=True), Wants(logprobs=0), Wants(mask=True), everything):
         assert covering(wants) == everything
     assert covering(beyond := Wants(draws=True, logprobs=21)) == beyond
+
+
+@WAYS
+@pytest.mark.parametrize("unlikely", [-3e38, float("-inf")])
+def test_what_a_mask_excludes_is_never_chosen(unlikely: float, way: Way) -> None:
+    """Even if the model gives the others no chance at all."""
+    logits = torch.full((1, VOCABULARY), 9.0)
+    logits[:, 20:] = unlikely
+    for params in OPTIONS.values():
+        rows = [row(params, seed=seed, allowed=(25, 31, 32, 49)) for seed in range(20)]
+        assert set(chosen(logits.expand(20, -1), rows, way)) <= {25, 31, 32, 49}, params
 
 
 @needs_stand_in
@@ -350,11 +366,11 @@ def test_logprobs_are_the_models_own_whatever_the_sampling_does() -> None:
         SamplingParams(temperature=2.0, top_k=1, logit_bias={5: 100.0}, logprobs=4),
         SamplingParams(temperature=0.0),
     ]
-    sampled = sample(logits.clone(), [row(one) for one in params])
+    sampled = sample(logits.clone(), [row(one, allowed=(13,) if one.logit_bias else ()) for one in params])
     assert sampled[0].logprob == pytest.approx(float(expected[0].max()))
     assert sampled[0].top == []
-    assert sampled[1].token_id == 5
-    assert sampled[1].logprob == pytest.approx(float(expected[1, 5]))
+    assert sampled[1].token_id == 13, "the mask is the last word"
+    assert sampled[1].logprob == pytest.approx(float(expected[1, 13]))
     best = expected[1].topk(4)
     assert [token_id for token_id, _ in sampled[1].top] == best.indices.tolist()
     assert [value for _, value in sampled[1].top] == pytest.approx(best.values.tolist(), abs=1e-6)

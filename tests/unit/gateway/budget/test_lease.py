@@ -52,6 +52,18 @@ def test_the_first_chunk_takes_half_a_burst_at_most_and_leaves_room_for_the_prom
     assert outputs(hold([shadow, bucket(1_000)]))[0] == 16, "a shadow shapes nothing"
 
 
+def test_what_closing_keeps_is_held_from_the_start_where_every_burst_has_room_for_twice_as_much() -> None:
+    def first(limits: list[Limit], kept: int) -> tuple[int, int, int]:
+        kept = lease.kept_tokens(limits, sizes, 2, kept)
+        return outputs(
+            lease.first_hold(limits, sizes, lambda _: 0, 2, 20, 4_000, may_be_cut=False, kept=kept)
+        )
+
+    assert first([window()], 24) == (2, 50, 4_000)
+    assert first([window(), bucket(100)], 24) == (50, 50, 4_000)
+    assert first([window(), bucket(100)], 25) == (20, 20, 4_000), "not kept at all"
+
+
 def test_every_sequence_gets_a_token_even_where_the_burst_is_smaller() -> None:
     # The store will say that it can never be held.
     assert outputs(hold([bucket(2)], sequences=3))[0] == 3

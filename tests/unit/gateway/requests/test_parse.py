@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from gateway.config import GatewayConfig
 from gateway.domain.call import Call, ServedModel
 from gateway.errors import ApiError
+from gateway.requests.fields.own_answer import PLAIN_FORM
 from gateway.requests.inputs.uncounted import OTHER_TOKENS
 from gateway.requests.parse import RequestContext, parse_chat, parse_text
 from gateway.requests.prompt import EstimatedRenderer, Fits
@@ -26,8 +27,11 @@ class Letters:
     """One token a letter."""
 
     vocabulary = 1000
+    own_form = PLAIN_FORM
 
-    def chat_tokens(self, messages: Sequence[dict[str, Any]], fits: Fits | None = None) -> list[int]:
+    def chat_tokens(
+        self, messages: Sequence[dict[str, Any]], fits: Fits | None = None, **_: Any
+    ) -> list[int]:
         self.messages = list(messages)
         return [ord(letter) % 1000 for message in messages for letter in message["content"] or ""]
 
@@ -35,6 +39,9 @@ class Letters:
         if fits is not None:
             fits(len(text) // 2, False)
         return [ord(letter) % 1000 for letter in text]
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
 
 
 MODEL = ServedModel("m", context_tokens=100, vocabulary=1000)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.domain.ids import new_request_id, sequence_id
+from gateway.requests.fields.own_answer import template_tools
 from gateway.requests.prompt import EstimatedRenderer, PromptRefused, PromptRenderer, TokenizerMissing
 from tests.models.tokenizers import byte_level
 
@@ -75,6 +76,29 @@ def test_a_conversation_becomes_the_tokens_that_transformers_makes_of_it(tmp_pat
         allowing = PromptRenderer(path, "allow")
         assert allowing.text_tokens("Hello, wörld </s>", has_frame=has_frame) == ids
     assert ours.text_tokens("Hello, wörld") == reference("Hello, wörld")["input_ids"]
+
+
+def test_tools_and_effort_are_written_as_by_transformers(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    template = (
+        "{% for t in tools or [] %}{{ t | tojson(indent=2) }} {{ t.function.parameters.properties | list }}"
+        "{% endfor %}{{ reasoning_effort }}{{ messages[0].content }}"
+    )
+    path = model_dir(tmp_path / "model", chat_template=template)
+    now = {"parameters": None, "strict": True, "description": "wörld", "name": "now"}
+    add = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "x"}}}}
+    tools = template_tools({"tools": [{"function": now}, {"function": add}]})
+    reference = AutoTokenizer.from_pretrained(path)
+    for said, effort in ((tools, "low"), ([], None)):
+        named = {} if effort is None else {"reasoning_effort": effort}
+        expected = reference.apply_chat_template(
+            CONVERSATION, tools=said or None, add_generation_prompt=True, **named
+        )["input_ids"]
+        assert PromptRenderer(path).chat_tokens(CONVERSATION, tools=said, effort=effort) == list(expected)
+    assert list(tools[0]["function"]) == ["name", "description", "parameters"]
+    assert PromptRenderer(path).template_reads("tools")
+    assert not PromptRenderer(path).template_reads("documents")
 
 
 def test_a_conversation_that_the_template_refuses_is_refused_in_its_words(tmp_path: Path) -> None:

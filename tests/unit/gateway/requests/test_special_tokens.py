@@ -90,7 +90,7 @@ def test_allowed_they_are_tokens_and_refused_they_are_named(tmp_path: Path) -> N
         ("{{ m.content | upper }}", "a</s>", True),
         ("{{ m.content[:3] }}", "a</s>", True),
         ("{{ m.content | tojson }}", "a</s>", False),
-        ("{{ m.content | tojson }}", 'a"</s>', True),
+        ("{{ m.content | tojson }}", 'a"</s>', False),
         ("{{ 'long' if m.content | length > 20 }}{{ m.content }}", "a</s>", True),
         ("{{ m.content }}, {{ m.content }}", "a</s>", False),
         ("no text at all", "a</s>", False),
@@ -227,3 +227,34 @@ def test_arguments_that_are_no_object_are_refused(tmp_path: Path, arguments: str
     called = CALLED | {"tool_calls": [CALL | {"function": {"name": "f", "arguments": arguments}}]}
     assert refusal(PromptRenderer(path), USER, called)[0] == "messages[1].tool_calls[0].function.arguments"
     assert PromptRenderer(path, is_foreign=True).chat_tokens([called]), "another server may take them"
+
+
+TOOL_TEMPLATE = (
+    "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
+    "{% for m in messages %}<s>{{ m.content ~ m.tool_calls }}{% endfor %}"
+)
+
+
+def tool(**function: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"a</s>": {"type": "string"}}}
+    return {"type": "function", "function": {"name": "f", "parameters": parameters} | function}
+
+
+@pytest.mark.parametrize("more", ["", "{{ 'x' | replace('x', '') }}{{ tools[0].function.parameters.type }}"])
+def test_texts_of_tools_become_no_special_tokens(tmp_path: Path, more: str) -> None:
+    path = model(tmp_path / "m", TOOL_TEMPLATE + more)
+    renderer = PromptRenderer(path)
+    tools = [tool(description='Say "</s>"\n or <s>wörld')]
+    found = renderer.chat_tokens([USER | {"tool_calls": None}], tools=tools)
+    begin, end = (renderer._tokenizer.token_to_id(text) for text in ("<s>", "</s>"))
+    assert (found.count(begin), found.count(end)) == (1, 0), "the template's own"
+    assert renderer.text_of(found) == renderer.render([USER | {"tool_calls": None}], tools)
+    with pytest.raises(PromptRefused) as refused:
+        PromptRenderer(path, "refuse").chat_tokens([USER], tools=tools)
+    assert refused.value.field == "tools[0]"
+
+
+def test_tools_that_the_template_leaves_out_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PromptRefused, match="no place for tools") as refused:
+        PromptRenderer(model(tmp_path / "m", PLAIN)).chat_tokens([USER], tools=[tool(name="look")])
+    assert refused.value.field == "tools"

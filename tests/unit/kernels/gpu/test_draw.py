@@ -25,9 +25,10 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def some_logits(rows: int, seed: int) -> torch.Tensor:
-    """Every second batch has many equal ones. What lies beside them must not be read."""
+    """Every second batch has many equal ones; every third row a mask. What lies beside must not be read."""
     logits = torch.full((rows + 1, VOCABULARY + 7), float("inf"))[:rows, :VOCABULARY]
     logits.copy_(torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3)
+    logits[::3, 50:290] = float("-inf")
     return logits.round_() if seed % 2 else logits
 
 

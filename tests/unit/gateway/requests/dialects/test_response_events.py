@@ -16,7 +16,7 @@ from gateway.errors import ApiError
 from gateway.requests.dialects.dialect import Choice
 from gateway.requests.dialects.responses import read
 from gateway.requests.run import Begun, Closed, Event, SequenceEnded, SequenceOutput
-from gateway.upstream.base import CountedOutcome, Part
+from gateway.upstream.base import Part
 from tenants.types import Amounts, Tier
 from tests.support.builders import principal
 
@@ -143,7 +143,6 @@ def test_log_probabilities_go_with_their_text_and_an_answer_may_end_by_a_filter(
     found = events(Begun(), SequenceOutput(0, "a", [logprob]))
     assert [each["logprobs"][0]["token"] for each in found if "logprobs" in each] == ["a", "a"]
     assert found[-1]["response"]["output"][0]["content"][0]["logprobs"][0]["logprob"] == -0.5
-    outcome = SequenceOutcome("req_1.0", "req_1", "t", "stop", 5, 0, 5, 3)
-    filtered = CountedOutcome(**msgspec.structs.asdict(outcome), finish_word="content_filter")
+    filtered = SequenceOutcome("req_1.0", "req_1", "t", "stop", 5, 0, 5, 3, finish_word="content_filter")
     body = whole(Choice(0, ["a"], finish="stop", outcome=filtered))
     assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "content_filter"})

@@ -81,9 +81,10 @@ def test_the_message_names_each_server_what_it_lacks_and_the_way_out() -> None:
     assert "2 more lack it too" in refusal(many, TOOLS).message
 
 
-def test_our_own_engine_generates_plain_text_only() -> None:
+def test_a_model_of_our_own_engine_says_what_it_lacks_and_what_to_do_instead() -> None:
     for found in (model(), model(("engine-0", PLAIN_TEXT, True))):
-        assert "generates plain text only" in refusal(found, TOOLS).message
+        assert "template has no place for tools" in refusal(found, TOOLS).message
+        assert "by 'response_format'" in refusal(found, {"forced_tools": "tool_choice"}).message
     assert "only generates text" in refusal(model(), {"embeddings": "model"}).message
     image = refusal(model(), {"images": "messages[3].content[1]", "text": "model"})
     assert image.message.startswith("Images cannot be taken: our own engine, which runs this model,")
