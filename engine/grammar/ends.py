@@ -90,12 +90,15 @@ class _Reader:
     def of_value(self, node: dict[str, Any]) -> EndSizes | None:
         if "const" in node or "enum" in node:
             values = node["enum"] if "enum" in node else [node["const"]]
-            return of_words([_written(value) for value in values]) if values else None
+            return of_words([written(value) for value in values]) if values else None
         kind = node.get("type")
         if isinstance(kind, list):
             return either([self.of_value({**node, "type": one}) for one in kind])
-        read = getattr(self, f"_{kind}", None) if isinstance(kind, str) else None
-        return read(node) if read else None
+        readers = {
+            "null": self._null, "boolean": self._boolean, "string": self._string, "number": self._number,
+            "integer": self._number, "array": self._array, "object": self._object,
+        }  # fmt: skip
+        return readers[kind](node) if kind in readers else None
 
     def _null(self, _: dict[str, Any]) -> EndSizes:
         return EndSizes(4, 4, 4)
@@ -116,8 +119,6 @@ class _Reader:
         for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
             digits = max(digits, len(format(Decimal(str(node.get(key, 0))), "f")))
         return EndSizes(digits + 3, digits + 3, digits + 3)
-
-    _integer = _number
 
     def _array(self, node: dict[str, Any]) -> EndSizes | None:
         before, rest, least = node.get("prefixItems", []), node.get("items", True), node.get("minItems", 0)
@@ -148,7 +149,7 @@ class _Reader:
             ends = self.of(child)
             if ends is None:
                 return None
-            key = len(_written(name).encode()) + 2
+            key = len(written(name).encode()) + 2
             # A name that is required elsewhere may be taken for one that is required here.
             needed += key + ends.fresh if name in self.names else 0
             worst = max(worst, key + ends.worst)
@@ -156,5 +157,6 @@ class _Reader:
         return EndSizes(2 + needed, 2 + needed + worst, growth)
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
+    """As grammars write it: compact."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

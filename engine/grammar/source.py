@@ -11,7 +11,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
-from engine.grammar.ends import EndSizes, either, ends_of, kept, of_words
+from engine.grammar.ends import EndSizes, either, ends_of, kept, of_words, written
 from engine.grammar.forms import CallForm
 from engine.grammar.refused import GrammarRefused
 from engine.grammar.schema import prepared
@@ -128,7 +128,7 @@ def of_tools(
     rules: list[str] = []
     parts: list[EndSizes | None] = []
     for tool, (schema, _, _) in zip(tools, ready, strict=True):
-        head = f'{{"{form.name_key}":{_written(tool.name)},"{form.arguments_key}":'
+        head = f'{{"{form.name_key}":{written(tool.name)},"{form.arguments_key}":'
         inner = json.dumps({**schema, "x-guidance": _OPTIONS})
         rules.append(f"call_{len(rules)}: {_quoted(head)} %json {inner} {_quoted('}')}")
         ends, around = ends_of(schema, names), len(head.encode()) + 1
@@ -232,7 +232,7 @@ def _built(
 ) -> Built:
     if len(source) > MAX_SOURCE_BYTES:
         raise GrammarRefused(f"the schemas have {len(source)} bytes; at most {MAX_SOURCE_BYTES} are allowed")
-    words = (*words, *(f"{_written(name)}:" for name in names))
+    words = (*words, *(f"{written(name)}:" for name in names))
     fields = kept(ends, words)
     return Built(Grammar(source, **fields), tuple(not_enforced))
 
@@ -251,10 +251,6 @@ def _lark_text(text: str, special: Mapping[str, int] | None) -> str:
 
 def _quoted(text: str) -> str:
     return json.dumps(text)
-
-
-def _written(name: str) -> str:
-    return json.dumps(name, ensure_ascii=False)
 
 
 def _check_size(text: str, what: str) -> None:

@@ -90,6 +90,7 @@ BOUNDED: dict[str, tuple[Callable[[], Built], str]] = {
     ),
     "wide range": (lambda: of_schema({"type": "number", "minimum": -1e308, "maximum": 1e308}), "range"),
     "no pattern": (lambda: of_schema({"type": "string", "pattern": "(?=a)b"}), "look-"),
+    "a method's name": (lambda: of_schema({"type": "_eq__"}), "Invalid type"),
     "unsatisfiable": (lambda: of_schema({"minLength": 3, "maxLength": 1, "type": "string"}), "greater"),
     "ambiguous": (lambda: source.of_grammar('root ::= s\ns ::= s s | s s s | "a" | ""'), ""),
 }  # fmt: skip
