@@ -44,8 +44,8 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     source: str
     """In llguidance's JSON form."""
     kept_tokens: int = 0
-    """The longest end that it can need: so many tokens of the lease are kept for that. 0: not known, so an
-    answer that is cut is not closed."""
+    """A bound of the tokens that close the answer, wherever it is cut; the lease keeps that number for them.
+    0: not known, and an answer that is cut is not closed."""
     growth_tokens: int = 0
     """By how many tokens at most one more token makes that end longer."""
     end_words: tuple[str, ...] = ()
@@ -122,7 +122,7 @@ class Submit(Tagged, frozen=True, omit_defaults=True, tag="submit"):
     grammar: Grammar | None = None
     """Its answer is one of these texts, and ends when no more may follow. None: any text."""
     parts: tuple[str, ...] = ()
-    """What the model's answer form tells apart from its text: `reasoning_content`, `tool_calls`."""
+    """What is separated from the text by the model's answer form: `reasoning_content`, `tool_calls`."""
 
 
 class TopUp(Tagged, frozen=True, omit_defaults=True, tag="top_up"):

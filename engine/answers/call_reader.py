@@ -15,9 +15,9 @@ class CallReader:
 
     def __init__(self, form: CallForm) -> None:
         self.body = ""
-        """What was read; of arguments that are told while they come, what was not taken."""
+        """What was read; of arguments that are streamed, what was not taken."""
         self.name = ""
-        self.is_told = False
+        self.is_streamed = False
         self.is_done = False
         """The object has ended, or is no call."""
         self._form = form
@@ -69,12 +69,12 @@ class CallReader:
             if not self.name:
                 self.name, self._heads, self._head_end = json.loads(match[1]), self._heads[1:], match.end()
             else:
-                self.is_told, self._heads, self.body = True, [], self.body[match.end() :]
+                self.is_streamed, self._heads, self.body = True, [], self.body[match.end() :]
                 self._inner_end = None if self._inner_end is None else self._inner_end - match.end()
 
     def take_arguments(self) -> str:
-        """What was read of the arguments since the last time, if they are told while they come."""
-        if not self.is_told:
+        """What was read of the arguments since the last time, if they are streamed."""
+        if not self.is_streamed:
             return ""
         fresh, self.body = self.body[: self._inner_end], ""
         self._inner_end = None if self._inner_end is None else 0

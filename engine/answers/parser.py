@@ -85,7 +85,7 @@ class AnswerParser:
         self._text = self._text[: self._position]
 
     def feed(self, text: str) -> list[Item]:
-        """What can be told now, in its order."""
+        """The parts that are certain by now, in their order."""
         self._items = []
         for start in range(0, len(text), MAX_HELD_CHARACTERS):
             self._text += text[start : start + MAX_HELD_CHARACTERS]
@@ -206,9 +206,9 @@ class AnswerParser:
             self._field = "tool_calls" if self._is_ended else None
 
     def _end_call(self, mark: str) -> bool:
-        """Tells what was not told of the open call, or its text if it is none. Whether it is one."""
+        """Adds what is left of the open call, or its text if it is none. Whether it is one."""
         reader, self._reader, self._kind = self._reader, None, "content"
-        if reader is not None and reader.is_told:
+        if reader is not None and reader.is_streamed:
             return True
         body = "".join(self._call[1:]) if reader is None else reader.body
         try:
@@ -217,7 +217,7 @@ class AnswerParser:
             else:
                 field = self._fields["tool_calls"]
                 if field.close_re is not None and not mark and field.content != "json":
-                    raise ValueError("a call that was cut, in a form that would not tell")
+                    raise ValueError("a call that was cut, in a form whose end would not show that")
                 value = process_field(body, field, self._captures)
                 values = [each["function"] for each in (value if isinstance(value, list) else [value])]
                 calls = [call_of(each["name"], each.get("arguments")) for each in values]

@@ -87,7 +87,7 @@ class TextFactory(Protocol):
 
 
 class AnswerReader(Protocol):
-    """Tells the parts of one answer apart: delta objects of OpenAI's chats, plain text as `content`."""
+    """Splits one answer into its parts: delta objects of OpenAI's chats, plain text as `content`."""
 
     def feed(self, text: str) -> list[dict[str, Any]]: ...
 

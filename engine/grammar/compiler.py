@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,12 +36,9 @@ class Grammars:
         eos_token_ids: Sequence[int],
         *,
         threads: int | None = None,
-        on_compiled: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_compiled` is called in the compiling thread."""
         self.mask_calls = 0
         self.mask_rows = 0
-        self._on_compiled = on_compiled
         self._words = (vocabulary + 31) // 32
         self._end_ids = list(eos_token_ids)
         text = tokenizer_file.read_text(encoding="utf-8")
@@ -56,13 +53,9 @@ class Grammars:
         self._made: deque[tuple[tuple[str, Grammar], _Compiled]] = deque()
         self._thread: threading.Thread | None = None
 
-    @property
-    def is_compiling(self) -> bool:
-        return bool(self._asked)
-
     def open(self, tenant_id: str, grammar: Grammar) -> GrammarState | None:
-        """A state at the beginning. None: the grammar is being compiled; ask again after `compiled`."""
-        self.compiled()
+        """A state at the beginning. None: the grammar is being compiled; ask again."""
+        self._keep_made()
         key = (tenant_id, grammar)
         if (known := self._cache.get(key)) is not None:
             self._cache.move_to_end(key)
@@ -83,9 +76,7 @@ class Grammars:
             self._thread.start()
         return None
 
-    def compiled(self) -> bool:
-        """Whether one became ready since the last call."""
-        found = bool(self._made)
+    def _keep_made(self) -> None:
         while self._made:
             key, compiled = self._made.popleft()
             self._asked.discard(key)
@@ -93,7 +84,6 @@ class Grammars:
             own = [other for other in self._cache if other[0] == key[0]]
             for old in own[:-MAX_KEPT_OF_TENANT] or list(self._cache)[:-MAX_KEPT]:
                 del self._cache[old]
-        return found
 
     def masks(self, rows: Mapping[int, GrammarState]) -> dict[int, np.ndarray]:
         """The tokens that may follow, by row: `[ceil(vocabulary / 32)]` of int32, the lowest bit first."""
@@ -124,4 +114,3 @@ class Grammars:
             pristine.compute_bitmask()
             compiled = _Compiled(pristine, self._closer.words(grammar.end_words))
             self._made.append(((tenant_id, grammar), compiled))
-            self._on_compiled()

@@ -11,8 +11,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import jinja2.nodes
 import msgspec
 
 _LLAMA = "<|start_header_id|>assistant<|end_header_id|>\n\n"
@@ -77,15 +75,29 @@ class AnswerForm(msgspec.Struct, frozen=True):
 
 def form_of(model_dir: Path) -> AnswerForm | None:
     """The form of a model directory; None: its answers are plain text as far as its files say."""
+    config = read_json(model_dir / "tokenizer_config.json")
+    return form_from(config.get("response_template"), template_source(config, model_dir) or "")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty if there is no file."""
     try:
-        config = json.loads((model_dir / "tokenizer_config.json").read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        config = {}
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def template_source(config: dict[str, Any], model_dir: Path) -> str | None:
+    """The chat template of a model directory, by its `tokenizer_config.json`; None: it has none."""
     own_file = model_dir / "chat_template.jinja"
-    source = own_file.read_text(encoding="utf-8") if own_file.is_file() else config.get("chat_template")
-    if isinstance(source, list):  # several named templates: the one called "default"
-        source = {each.get("name"): each.get("template") for each in source}.get("default")
-    return form_from(config.get("response_template"), source if isinstance(source, str) else "")
+    if own_file.is_file():
+        return own_file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several named templates: the one called "default"
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
 
 
 def form_from(own: dict[str, Any] | None, source: str) -> AnswerForm | None:
@@ -112,15 +124,6 @@ def form_from(own: dict[str, Any] | None, source: str) -> AnswerForm | None:
 def _spelling(field: object) -> str:
     """A field's marks as they are written, be they literals or patterns."""
     return json.dumps(field, ensure_ascii=False).replace("\\n", "\n").replace("\\", "")
-
-
-def takes_tools(template_source: str) -> bool:
-    """Whether a chat template reads `tools`."""
-    try:
-        tree = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template_source)
-    except jinja2.TemplateError:
-        return False
-    return any(name.name == "tools" and name.ctx == "load" for name in tree.find_all(jinja2.nodes.Name))
 
 
 def _calls(source: str) -> tuple[CallForm | None, dict[str, Any]]:

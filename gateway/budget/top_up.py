@@ -47,7 +47,7 @@ class Leases:
     counting: RequestMetering
     most_each: int
     kept: int = 0
-    """Of each lease: the engine emits so many fewer, to close the answer with where it is cut."""
+    """Tokens at the end of each lease with which the engine closes the answer, if it is cut there."""
     covered: Amounts = NOTHING
     """Weighted amounts, as limits count them."""
     covered_output_tokens: int = 0

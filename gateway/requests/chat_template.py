@@ -14,6 +14,8 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.sandbox
 
+from engine.grammar.forms import read_json, template_source
+
 REWRITING = frozenset(
     (
         "replace", "translate", "format", "removeprefix", "removesuffix", "lower", "upper", "capitalize",
@@ -58,7 +60,7 @@ class ChatTemplate:
     def of_model(cls, model_dir: Path) -> ChatTemplate | None:
         """None: the directory has no template. Raises `TokenizerMissing`."""
         config = read_json(model_dir / "tokenizer_config.json")
-        source = _template_source(config, model_dir)
+        source = template_source(config, model_dir)
         return None if source is None else cls(source, _named_tokens(config, model_dir))
 
     def reads(self, variable: str) -> bool:
@@ -88,15 +90,6 @@ class ChatTemplate:
             raise PromptRefused("the model's chat template cannot render these messages") from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty if there is no file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def _named_tokens(config: dict[str, Any], model_dir: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for source in (read_json(model_dir / "special_tokens_map.json"), config):
@@ -107,17 +100,6 @@ def _named_tokens(config: dict[str, Any], model_dir: Path) -> dict[str, str]:
             if isinstance(text, str):
                 found[name] = text
     return found
-
-
-def _template_source(config: dict[str, Any], model_dir: Path) -> str | None:
-    own_file = model_dir / "chat_template.jinja"
-    if own_file.is_file():
-        return own_file.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several named templates: the one called "default"
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
 
 
 def _environment() -> jinja2.Environment:

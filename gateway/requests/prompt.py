@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple
 
 from tokenizers import Encoding, Tokenizer
 
-from engine.grammar.forms import form_of
+from engine.grammar.forms import form_of, read_json
 from engine.grammar.source import special_tokens
-from gateway.requests.chat_template import ChatTemplate, PromptRefused, TokenizerMissing, read_json
+from gateway.requests.chat_template import ChatTemplate, PromptRefused, TokenizerMissing
 from gateway.requests.client_text import (
     Altered,
     Change,
@@ -83,15 +83,15 @@ class PromptRenderer:
             self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
         except Exception as error:  # the Rust side raises bare Exception
             raise TokenizerMissing(f"{tokenizer_file} cannot be read as a tokenizer: {error}") from None
-        self._longest_token_bytes = longest_token_bytes(read_json(tokenizer_file))
+        described = read_json(tokenizer_file)
+        self._longest_token_bytes = longest_token_bytes(described)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._template = ChatTemplate.of_model(model_dir)
         self._is_foreign = is_foreign
         self.own_form = PLAIN_FORM
         if not is_foreign:
-            added = read_json(tokenizer_file).get("added_tokens", ())
-            self.own_form = OwnForm(form_of(model_dir), special_tokens(added))
+            self.own_form = OwnForm(form_of(model_dir), special_tokens(described.get("added_tokens", ())))
         self._refuses = special_tokens_in_text == "refuse"
         self._special: SpecialTokens | None = None
         if self._refuses or (special_tokens_in_text == "text" and not is_foreign):

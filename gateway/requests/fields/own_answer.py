@@ -1,4 +1,4 @@
-"""What our own engine's answer to a request may say, and what of it is told apart from text. Pure.
+"""What our own engine's answer to a request may say, and which parts of it are no plain text. Pure.
 
 A new schema takes up to a second of processor time: `gateway/requests/checked_answers.py` keeps what is made.
 """
@@ -27,7 +27,7 @@ TEXT_FIELDS = ("response_format", "structured_outputs", *GUIDED)
 NAMES = frozenset((*TEXT_FIELDS, *TOOL_FIELDS))
 """Fields that decide what an answer may say."""
 MOST_NOTES = 8
-MOST_TOLD_CHARACTERS = 300
+MOST_REASON_CHARACTERS = 300
 SCHEMA = "response_format.json_schema.schema"
 _WAY_OUT = "Simplify it; or leave it out, describe the form in a message, and check the answer"
 
@@ -99,7 +99,7 @@ def own_answer(fields: Mapping[str, Any], form: OwnForm, *, is_open: bool) -> Ow
 
 
 def _refused(path: str, reason: str) -> errors.ApiError:
-    said = " ".join(reason.split())[:MOST_TOLD_CHARACTERS].removesuffix(".")
+    said = " ".join(reason.split())[:MOST_REASON_CHARACTERS].removesuffix(".")
     return errors.bad_request(f"Invalid '{path}': {said}. {_WAY_OUT}.", path)
 
 

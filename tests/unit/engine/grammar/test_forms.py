@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.grammar.forms import CallForm, form_from, form_of, takes_tools
+from engine.grammar.forms import CallForm, form_from, form_of
 
 QWEN = r"{% if tools %}{{ '<tool_call>\n{\"name\": N, \"arguments\": A}' }}{% endif %}<think></think>"
 HERMES_CALL = CallForm("<tool_call>\n", "\n</tool_call>", "name", "arguments")
@@ -80,10 +80,3 @@ def test_what_the_prompt_says_of_the_answer(prompt: str, said: str, is_open: boo
     form = form_from(None, QWEN)
     assert form is not None
     assert (form.said_before(prompt), form.opens_thoughts(prompt)) == (said, is_open)
-
-
-def test_whether_a_template_reads_tools() -> None:
-    assert takes_tools(QWEN)
-    assert takes_tools("{% if custom is defined %}{% set tools = custom %}{% endif %}{{ tools }}")
-    assert not takes_tools("{{ 'your tools' }}{# tools #}")
-    assert not takes_tools("{% if %}")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.domain.ids import new_request_id, sequence_id
+from gateway.requests.chat_template import ChatTemplate
 from gateway.requests.fields.own_answer import template_tools
 from gateway.requests.prompt import EstimatedRenderer, PromptRefused, PromptRenderer, TokenizerMissing
 from tests.models.tokenizers import byte_level
@@ -99,6 +100,12 @@ def test_tools_and_effort_are_written_as_by_transformers(tmp_path: Path) -> None
     assert list(tools[0]["function"]) == ["name", "description", "parameters"]
     assert PromptRenderer(path).template_reads("tools")
     assert not PromptRenderer(path).template_reads("documents")
+
+
+def test_whether_a_template_reads_tools() -> None:
+    redefined = "{% if custom is defined %}{% set tools = custom %}{% endif %}{{ tools }}"
+    assert ChatTemplate(redefined, {}).reads("tools")
+    assert not ChatTemplate("{{ 'your tools' }}{# tools #}", {}).reads("tools")
 
 
 def test_a_conversation_that_the_template_refuses_is_refused_in_its_words(tmp_path: Path) -> None:
