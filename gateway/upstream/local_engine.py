@@ -20,7 +20,7 @@ from gateway.upstream.base import (
     Wording,
 )
 from gateway.upstream.capabilities import PLAIN_TEXT, Capabilities
-from gateway.upstream.openai.request import wants_json
+from gateway.upstream.openai.request import wanted_of
 from gateway.upstream.part_text import Completeness
 
 log = logging.getLogger("fairgate.gateway.upstream")
@@ -111,7 +111,7 @@ class LocalEngine:
         deltas = _deltas(stream)
         if submit.grammar is None and not submit.parts:
             return deltas
-        return _with_ends(deltas, Completeness(is_json=wants_json(wording)))
+        return _with_ends(deltas, Completeness(wanted_of(wording)))
 
     def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None) -> None:
         try:

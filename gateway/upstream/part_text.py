@@ -86,10 +86,12 @@ class JsonEnd:
 class Completeness:
     """Whether the tool calls of one answer, and a text that is to be JSON, are complete."""
 
-    def __init__(self, *, is_json: bool) -> None:
+    def __init__(self, wanted: str) -> None:
+        """`wanted`: `tool_calls` or `json`, if the answer must be that; else empty."""
         self._calls: dict[int, JsonEnd] = {}
         """By index; -1 is a legacy `function_call`."""
-        self._text = JsonEnd() if is_json else None
+        self._must_call = wanted == "tool_calls"
+        self._text = JsonEnd() if wanted == "json" else None
 
     @property
     def has_calls(self) -> bool:
@@ -115,6 +117,8 @@ class Completeness:
         was_cut = finish != "stop"
         # Without arguments a call is complete, unless they were still to come.
         if any(not end.is_reached and (was_cut or end.has_begun) for end in self._calls.values()):
+            return "tool_calls"
+        if self._must_call and not self._calls and was_cut:
             return "tool_calls"
         if self._text is not None and not self._calls and was_cut and not self._text.is_reached:
             return "json"

@@ -9,6 +9,7 @@ from typing import Any
 
 from ops.demo.audit import AuditReport, LogEvent, LogEventKind
 from ops.demo.cast import CastTenant
+from ops.demo.forms import is_promised
 from ops.demo.replay import Sent
 from ops.demo.shares import FluidIdeal, TenantArrival, ideal_shares, under_share
 from ops.demo.trace import ReplayPlan
@@ -45,6 +46,7 @@ class DemoEvidence:
     capacity: Mapping[str, float]
     engine: Mapping[str, Any]
     turns: Mapping[str, Any]
+    forms: Mapping[str, Any]
     duration_s: float
     waited_for_a_core: float | None = None
     """Share of the engine's time that it waited for a core, in its worst seconds; None: unknown."""
@@ -138,6 +140,7 @@ def build_report(evidence: DemoEvidence) -> dict[str, Any]:
         ],
         "queue_wait_of_tenants_under_their_share": _waits(evidence, modest),
         "turns": dict(evidence.turns),
+        "forms": dict(evidence.forms),
         "estimates": _estimates(evidence.sent),
         "refusals": dict(Counter(sent.refusal for sent in evidence.sent if sent.refusal)),
         "ledger": dict(evidence.ledger),
@@ -146,6 +149,7 @@ def build_report(evidence: DemoEvidence) -> dict[str, Any]:
 
 def verdict(report: Mapping[str, Any], *, min_backlog_s: float) -> list[str]:
     audit = report["audit"]
+    invalid = sum(row["asked"] - row["valid"] for form, row in report["forms"].items() if is_promised(form))
     backlog = f"only {report['backlog_s']:.0f} s of backlog, {min_backlog_s:.0f} s are needed"
     claims = {
         "the ledger and the counters disagree": not report["ledger"].get("exact"),
@@ -153,6 +157,7 @@ def verdict(report: Mapping[str, Any], *, min_backlog_s: float) -> list[str]:
         f"{audit['unfair_dispatches']} unfair dispatches": audit["unfair_dispatches"],
         f"{audit['untrue_ranks']} ranks that the charges do not explain": audit["untrue_ranks"],
         backlog: report["backlog_s"] < min_backlog_s,
+        f"{invalid} answers are not valid in the form that was asked for": invalid,
         "no dispatch had another tenant waiting beside it": not audit["compared"],
     }
     return [claim for claim, is_so in claims.items() if is_so]

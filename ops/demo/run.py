@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.live import Live
 
 from engine.scheduling.policy import DEFAULT_POLICY
-from ops.demo import turns
+from ops.demo import forms, turns
 from ops.demo.audit import audit
 from ops.demo.calibrate import Capacity, calibrate, engine_status, until_idle
 from ops.demo.cast import CAST, planned_tokens
@@ -204,6 +204,8 @@ async def _play(
         await watch.sample()
         await log.read()
         decoded = await turns.turns(server, client, stage.keys, stage.ids)
+        # Another model may have no place for tools, and knows nothing of these questions.
+        formed = {} if options.model else await forms.forms(server, stage.visitor_key, options.seed)
         await until_idle(client)
         watching_cores.cancel()
         console.print("Verifying the ledger and the console's pages, simulating FCFS on the same arrivals …")
@@ -217,15 +219,15 @@ async def _play(
         books |= {"ok": books["ok"] and not wrong, "problems": [*books["problems"], *wrong]}
         books["pages"] = {"read": pages.pages, "differences": pages.differences}
         return await asyncio.to_thread(
-            _account, options, replayed, capacity, board, watch, log, stage, books, decoded, core_uses,
-            duration_s,
+            _account, options, replayed, capacity, board, watch, log, stage, books, decoded, formed,
+            core_uses, duration_s,
         )  # fmt: skip
 
 
 def _account(
     options: DemoOptions, replayed: ReplayPlan, capacity: Capacity, board: Board, watch: DemoSampler,
     log: LogReader, stage: DemoTenants, verified: dict[str, Any], decoded: dict[str, Any],
-    core_uses: list[CoreUse], duration_s: float,
+    formed: dict[str, Any], core_uses: list[CoreUse], duration_s: float,
 ) -> dict[str, Any]:  # fmt: skip
     """Gateway and client share the machine's monotonic clock."""
     everything = events_of(log.records)
@@ -254,6 +256,7 @@ def _account(
             "machine": platform.machine(),
         },
         turns=decoded,
+        forms=formed,
         waited_for_a_core=longest_waited_share(core_uses),
         duration_s=duration_s,
         simulated_waits_s={policy: waits_s for policy, (_, waits_s) in simulated.items()},

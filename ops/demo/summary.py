@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ops.demo import turns
+from ops.demo import forms, turns
 from ops.demo.table import TIERS, percent, seconds
 from ops.pages.charts import Bar, BarChart, Chart
 from ops.pages.page import ReportPage, html
@@ -79,6 +79,8 @@ def summary_parts(report: Mapping[str, Any]) -> list[Table | Text]:
             f" simulated on the same arrivals: {simulated or 'nothing'}.\n" + turns.line(report["turns"])
         )
     )
+    if report["forms"]:
+        parts.append(Text(forms.lines(report["forms"])))
     estimates = report["estimates"]
     wait, e2e, length = estimates["wait_s"], estimates["e2e_s"], estimates["output_tokens"]
     parts.append(

@@ -75,6 +75,10 @@ def test_the_demo_runs_once_and_reports_in_json(tmp_path: Path) -> None:
     light, heavy = (report["turns"]["tokens"][name] for name in ("turns-light", "turns-heavy"))
     assert light + heavy == report["turns"]["steps"] >= 400, "one slot a step, of no other tenant"
     assert abs(heavy - 3 * light) <= 4
+    forms = report["forms"]
+    assert all(forms[name]["valid"] == forms[name]["asked"] > 20 for name in ("json", "cut", "calls"))
+    assert all(2 * forms[name]["right"] > forms[name]["asked"] for name in ("json", "calls"))
+    assert forms["cut"]["closed"] > 12
     page = shown_report(tmp_path / "report-demo.html")
     assert page.exact == report
     shares = [row["share_of_ideal"] for row in report["tenants"] if row["share_of_ideal"] is not None]

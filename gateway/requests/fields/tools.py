@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from gateway import errors
@@ -13,6 +14,7 @@ from gateway.upstream.capabilities import Capability, need_of_field
 MAX_TOOLS = 128
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """Of participants and functions, as OpenAI's: a template may write them into its markup."""
+MOST_NAMED, MOST_CHARACTERS = 8, 64
 TOOL_CHOICES = ("none", "auto", "required")
 FORMATS = {
     "json_object": Capability.JSON_OBJECT.value,
@@ -131,25 +133,34 @@ def _forced(choice: str | dict[str, Any], tools: list[dict[str, Any]] | None) ->
     if isinstance(choice, dict) and kind == "function":
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None
-        if not any(_name_of(tool) == name for tool in tools or ()):
+        if not isinstance(name, str):
             raise errors.bad_request(_CHOICE_FORM, "tool_choice")
+        _require_listed([name], tools or [], "tool_choice")
         return Capability.FORCED_TOOLS
     if isinstance(choice, dict) and kind == "allowed_tools":
         allowed = choice.get("allowed_tools")
         listed = allowed.get("tools") if isinstance(allowed, dict) else None
-        known = [_name_of(tool) for tool in tools or ()]
-        if (
-            not isinstance(listed, list)
-            or not listed
-            or not all(isinstance(tool, dict) and _name_of(tool) in known for tool in listed)
-        ):
+        if not isinstance(listed, list) or not listed or not all(isinstance(tool, dict) for tool in listed):
             raise errors.bad_request(
                 "'tool_choice.allowed_tools.tools' must list some of 'tools', each as {'type': 'function',"
                 " 'function': {'name': ...}}.",
                 "tool_choice.allowed_tools.tools",
             )
+        _require_listed([_name_of(tool) for tool in listed], tools or [], "tool_choice.allowed_tools.tools")
         return Capability.FORCED_TOOLS if choice["allowed_tools"].get("mode") == "required" else None
     raise errors.bad_request(_CHOICE_FORM, "tool_choice")
+
+
+def _require_listed(names: Sequence[object], tools: Sequence[dict[str, Any]], path: str) -> None:
+    known = [_name_of(tool) for tool in tools]
+    if strange := [name for name in names if name not in known]:
+        listed = ", ".join(f"'{str(name)[:MOST_CHARACTERS]}'" for name in known[:MOST_NAMED])
+        more = f" and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
+        raise errors.bad_request(
+            f"'{path}' names '{str(strange[0])[:MOST_CHARACTERS]}', which is none of 'tools'"
+            f" ({listed}{more}): name one of them.",
+            path,
+        )
 
 
 def _without_hints(tool: dict[str, Any]) -> dict[str, Any]:

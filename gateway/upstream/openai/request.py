@@ -98,13 +98,18 @@ def fields_for(fields: Mapping[str, Any], server: Capabilities, max_tokens: int)
     return found
 
 
-def wants_json(wording: Wording) -> bool:
-    """The answer's text, and nothing before it, is to be JSON."""
+def wanted_of(wording: Wording) -> str:
+    """What the answer must be: `tool_calls`, `json` from its first character on, or anything (empty)."""
+    choice = wording.fields.get("tool_choice")
+    if isinstance(choice, Mapping):
+        choice = choice.get("allowed_tools", {}).get("mode", "required")
+    if choice == "required":
+        return "tool_calls"
     wanted, structured = (wording.fields.get(name) for name in ("response_format", "structured_outputs"))
     is_json = isinstance(wanted, Mapping) and wanted.get("type") in ("json_object", "json_schema")
     is_json = is_json or (isinstance(structured, Mapping) and structured.get("json") is not None)
     is_json = is_json or "guided_json" in wording.fields
-    return is_json and not wording.fields.get("echo")
+    return "json" if is_json and not wording.fields.get("echo") else ""
 
 
 def path(wording: Wording) -> str:

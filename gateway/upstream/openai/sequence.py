@@ -48,7 +48,7 @@ class OpenAISequence:
         first_byte_s: float,
         is_prompt_counted: bool,
         is_cache_told: bool,
-        is_json: bool,
+        wanted: str,
         threads: FairThreads,
         on_verdict: Callable[[CallVerdict, str], asyncio.Future[bool] | None],
         on_contradiction: Callable[[str], None],
@@ -60,8 +60,8 @@ class OpenAISequence:
     ) -> None:
         """`most_tokens`: asked for; `first_byte_s`: timeout of the first content (of a whole answer: byte).
         `is_prompt_counted`: by the model's tokenizer. `is_cache_told`: the tenant may know cache hits.
-        `is_json`: the text must be JSON. `threads`: to tokenise long answers. `on_verdict`: called at begin
-        and end, returns the proof of fault (`UpstreamFailed.proof`); `on_contradiction`: see
+        `wanted`: what the answer must be (`wanted_of`). `threads`: to tokenise long answers. `on_verdict`:
+        called at begin and end, returns the proof of fault (`UpstreamFailed.proof`); `on_contradiction`: see
         `TokenCount.contradiction`; `on_complete`: with other complete answers; `on_over`: once, when all was
         read. `waits_there`: whether it waits at the server for its turn or lease; None: no leases. `repeats`:
         whether a server's words are the client's. `withheld`: secrets in them, such as the key."""
@@ -75,7 +75,7 @@ class OpenAISequence:
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self._lease = LeaseBuffer(submit.lease_tokens)
-        self._completeness = Completeness(is_json=is_json)
+        self._completeness = Completeness(wanted)
         self._replica_id = replica_id
         self._timeouts = timeouts
         self._first_byte_s = first_byte_s

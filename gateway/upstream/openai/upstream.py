@@ -422,7 +422,7 @@ class OpenAIUpstream:
             first_byte_s=timeouts.whole_s(most_tokens) if is_whole else timeouts.first_byte_s,
             is_prompt_counted=self._tokenize is not None and not wording.is_uncountable,
             is_cache_told=self._monitor.prefix_cache is not PrefixCache.HIDDEN,
-            is_json=openai_request.wants_json(wording),
+            wanted=openai_request.wanted_of(wording),
             threads=self._threads,
             on_verdict=partial(self._verdict, bool(wording.fields or wording.needs - {Capability.TEXT})),
             on_contradiction=self._monitor.contradicted,

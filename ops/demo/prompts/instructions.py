@@ -32,9 +32,9 @@ FAMILIES: tuple[str, ...] = (
     "reverse",
     "sort",
     "facts",
+    "json",
+    "tools",
 )
-UNLEARNED_FAMILIES = ("json", "tools")
-"""The recipe has them; the weights that ship have not learned them."""
 
 HELD_OUT_ONE_IN = 4
 LONGEST_ANSWER_TOKENS = 300

@@ -25,6 +25,8 @@ FAMILY_SHARES = {
     "reverse": 0.08,
     "sort": 0.06,
     "facts": 0.06,
+    "json": 0.08,
+    "tools": 0.06,
 }
 MAX_TOKENS = 384
 LONGEST_NOTE_WORDS = 60

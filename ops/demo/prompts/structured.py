@@ -45,8 +45,8 @@ def tools_text(tools: Sequence[Tool]) -> str:
 
 
 def make_json(rng: random.Random, plain: Plain) -> Instruction:
-    maker = rng.choices((_json_of_pairs, _json_of_sentence, _json_list), (0.45, 0.3, 0.13))[0]
-    prompt, answer = _json_of_plain(rng, plain) if rng.random() < 0.12 else maker(rng)
+    maker = rng.choices((_json_of_pairs, _json_of_sentence, _json_list), (0.5, 0.32, 0.1))[0]
+    prompt, answer = _json_of_plain(rng, plain) if rng.random() < 0.08 else maker(rng)
     return instruction_of("json", prompt.lower(), prompt, compact_json(answer))
 
 
@@ -58,7 +58,7 @@ def make_tools(rng: random.Random, plain: Plain) -> Instruction:
         content, messages, answer = inner.key, [*messages, *inner.messages], inner.answer
     else:
         content, answer = _ask(rng, tools)
-        if rng.random() < 0.12:
+        if rng.random() < 0.06:
             earlier, said = _with_results(rng, *_ask(rng, tools))
             messages += [*earlier, TrainingMessage("assistant", said)]
         messages.append(TrainingMessage("user", content))
@@ -80,14 +80,11 @@ def _said(value: object) -> str:
 
 
 def _word(rng: random.Random) -> str:
-    return spelling_word(rng, 3, 7) if rng.random() < 0.5 else rng.choice(_VALUES["item"])
+    return spelling_word(rng, 3, 6) if rng.random() < 0.5 else rng.choice(_VALUES["item"])
 
 
 def _key(rng: random.Random) -> str:
-    if rng.random() < 0.65:
-        return rng.choice(_KEYS)
-    word = spelling_word(rng, 3, 7)
-    return word if rng.random() < 0.7 else f"{word}_{rng.choice(_KEYS)}"
+    return rng.choice(_KEYS) if rng.random() < 0.8 else spelling_word(rng, 3, 6)
 
 
 def _value(field: str, rng: random.Random) -> object:
@@ -121,7 +118,8 @@ def _wished(rng: random.Random, text: str, values: dict[str, object]) -> tuple[s
 
 
 def _json_of_pairs(rng: random.Random) -> tuple[str, object]:
-    values = {key: _value(key, rng) for key in {_key(rng): None for _ in range(rng.randint(1, 4))}}
+    size = rng.choices((1, 2, 3, 4), (0.4, 0.35, 0.2, 0.05))[0]
+    values = {key: _value(key, rng) for key in {_key(rng): None for _ in range(size)}}
     pair, separator = rng.choice(DATA["json_pairs"])
     text = separator.join(pair.format(key, _said(value)) for key, value in values.items())
     return _wished(rng, text, values)
@@ -162,17 +160,17 @@ def _json_of_plain(rng: random.Random, plain: Plain) -> tuple[str, object]:
 
 
 def _draw_tools(rng: random.Random) -> list[Tool]:
-    number = rng.choices((1, 2, 3), (0.5, 0.3, 0.2))[0]
+    number = rng.choices((1, 2, 3), (0.55, 0.33, 0.12))[0]
     tools: dict[str, dict[str, str]] = {}
     while len(tools) < number:
         name, arguments = rng.choice(_TOOLS)
-        if rng.random() < 0.4:
+        if rng.random() < 0.25:
             verb = rng.choice(DATA["tool_verbs"].split())
             noun = spelling_word(rng, 3, 6) if rng.random() < 0.5 else rng.choice(SPELLING_WORDS)
-            name = rng.choice((f"{verb}_{noun}", noun, f"{verb}_{noun}_{rng.choice(_KEYS)}"))
-            kinds = [rng.choice(_ARGUMENTS)[1] for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 3)))]
+            name = rng.choice((f"{verb}_{noun}", noun))
+            kinds = [rng.choice(_ARGUMENTS)[1] for _ in range(rng.choice((0, 1, 1, 1, 2, 2)))]
             arguments = _arguments(rng, kinds)
-        elif rng.random() < 0.3:
+        elif rng.random() < 0.15:
             arguments = _arguments(rng, list(arguments.values()))
         # Two tools for the weather would leave open which one is right.
         if name.split("_")[-1] not in {other.split("_")[-1] for other in tools}:
@@ -185,7 +183,7 @@ def _arguments(rng: random.Random, kinds: Sequence[str]) -> dict[str, str]:
     arguments: dict[str, str] = {}
     for kind in kinds:
         known = [name for name, its_kind in _ARGUMENTS if its_kind == kind and name not in arguments]
-        name = spelling_word(rng, 3, 6) if rng.random() < 0.35 or not known else rng.choice(known)
+        name = spelling_word(rng, 3, 6) if rng.random() < 0.2 or not known else rng.choice(known)
         arguments[name] = kind
     return arguments
 
@@ -220,7 +218,7 @@ def _ask(rng: random.Random, tools: Sequence[Tool]) -> tuple[str, str]:
     name, arguments = tool
     call, texts = _drawn_call(rng, tool)
     chance = rng.random()
-    if chance < 0.14 and arguments:
+    if chance < 0.1 and arguments:
         other_call, other_texts = _drawn_call(rng, tool)
         question = DATA["tool_questions_twice"].get(name)
         if question is None or rng.random() >= 0.7:

@@ -31,12 +31,12 @@ from rich.console import Console
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ops.demo.prompts.instructions import FAMILIES, UNLEARNED_FAMILIES
+from ops.demo.prompts.instructions import FAMILIES
 from ops.demo.prompts.phrases import SPELLING_WORDS, Instruction
 from ops.demo.training.streams import (
-    COPYING_SHARE,
     EXTENDING_SHARE,
     FINISHING_SHARE,
+    POLISHING_SHARE,
     SETTLING_SHARE,
     TRAINING_SHARE,
     held_out_instructions,
@@ -110,9 +110,9 @@ class Stage:
 STAGES = {
     "start": Stage(((0, 150, TRAINING_SHARE, 0.5), (1, None, TRAINING_SHARE, 0.5)), 5200, 1.0),
     "finish": Stage(((2, 150, FINISHING_SHARE, 1.0),), 290, 0.22),
-    "extend": Stage(((3, 900, EXTENDING_SHARE, 1.0),), 900, is_flat=True),
-    "copy": Stage(((4, 200, COPYING_SHARE, 1.0),), 800, is_flat=True),
-    "settle": Stage(((6, 300, SETTLING_SHARE, 0.6), (7, None, SETTLING_SHARE, 0.4)), 1500),
+    "extend": Stage(((3, 150, EXTENDING_SHARE, 0.6), (4, 240, EXTENDING_SHARE, 0.4)), 1000, is_flat=True),
+    "settle": Stage(((6, 220, EXTENDING_SHARE, 0.45), (7, None, SETTLING_SHARE, 0.55)), 2400),
+    "polish": Stage(((8, 240, POLISHING_SHARE, 1.0),), 600, 0.22),
 }
 
 
@@ -348,7 +348,7 @@ def train(
     optimizers = ((muon, scale * peak_learning_rate), (adamw, scale * OTHERS_LEARNING_RATE))
     probes = {
         family: make_batches(held_out_instructions(family, 100, seed), tokenizer, tokens_per_batch)
-        for family in (*FAMILIES, *UNLEARNED_FAMILIES)
+        for family in FAMILIES
     }
     seen_tokens, mean_loss, started_s = 0, 0.0, time.monotonic()
     model.train()

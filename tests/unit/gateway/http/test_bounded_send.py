@@ -14,17 +14,17 @@ Send = Callable[[object], Awaitable[None]]
 
 
 class Client:
-    """Reads after `reads_after_s` seconds of the loop's clock; None: never."""
+    """Reads at once, or while not `is_reading` when `reads` is set."""
 
-    def __init__(self, reads_after_s: float | None = 0.0) -> None:
-        self.reads_after_s = reads_after_s
+    def __init__(self, *, is_reading: bool = True) -> None:
+        self.is_reading = is_reading
+        self.reads = asyncio.Event()
         self.got: list[object] = []
 
     async def send(self, message: object) -> None:
-        if self.reads_after_s is None:
-            await asyncio.get_running_loop().create_future()
-        elif self.reads_after_s:
-            await asyncio.sleep(self.reads_after_s)
+        if not self.is_reading:
+            await self.reads.wait()
+            self.reads.clear()
         self.got.append(message)
 
 
@@ -43,7 +43,7 @@ async def test_a_write_that_is_not_read_is_given_up() -> None:
     client = Client()
     bounded = BoundedSend(client.send, 0.02)
     await bounded("one")
-    client.reads_after_s = None
+    client.is_reading = False
     with pytest.raises(TimeoutError):
         await bounded("two")
     assert client.got == ["one"]
@@ -52,11 +52,21 @@ async def test_a_write_that_is_not_read_is_given_up() -> None:
     assert not task.cancelling()
 
 
-async def test_each_write_has_the_whole_time() -> None:
-    client = Client(reads_after_s=0.06)
-    bounded = BoundedSend(client.send, 0.1)
+async def test_each_write_has_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    real_time_s, passed_s = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: real_time_s() + passed_s)
+    client = Client(is_reading=False)
+    bounded = BoundedSend(client.send, 1000.0)
     for number in range(3):
-        await bounded(number)
+        write = asyncio.create_task(bounded(number))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        passed_s += 600.0
+        # The loop looks at its timers with the new time.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        client.reads.set()
+        await write
     assert client.got == [0, 1, 2]
 
 
@@ -66,14 +76,14 @@ async def test_time_in_which_nothing_is_written_does_not_count() -> None:
     await bounded("one")
     await asyncio.sleep(0.03)  # the subject, not a wait
     await bounded("two")
-    client.reads_after_s = None
+    client.is_reading = False
     with pytest.raises(TimeoutError):
         await bounded("three")
     assert client.got == ["one", "two"]
 
 
 async def test_who_cancels_the_task_is_not_told_of_a_timeout() -> None:
-    bounded = BoundedSend(Client(None).send, 60.0)
+    bounded = BoundedSend(Client(is_reading=False).send, 60.0)
     task = asyncio.create_task(bounded("one"))  # type: ignore[arg-type]
     await asyncio.sleep(0)
     task.cancel()

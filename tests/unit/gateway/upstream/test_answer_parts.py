@@ -406,7 +406,7 @@ def test_a_tool_call_is_incomplete_until_its_arguments_have_ended(
     fragments: list[str], finish: str, lacking: str
 ) -> None:
     for key in ("tool_calls", "function_call"):
-        answer = Completeness(is_json=False)
+        answer = Completeness("")
         for each in fragments:
             function = {"arguments": each}
             part = [{"index": 0, "function": function}] if key == "tool_calls" else function
@@ -417,10 +417,16 @@ def test_a_tool_call_is_incomplete_until_its_arguments_have_ended(
 def test_a_text_that_is_to_be_json_is_incomplete_where_it_was_cut() -> None:
     found = []
     for text in ('{"a": 1', '{"a": 1}'):
-        answer = Completeness(is_json=True)
+        answer = Completeness("json")
         answer.feed((), text)
         found += [answer.lacking(finish) for finish in ("length", "budget", "stop")]
     assert found == ["json", "json", "", "", "", ""]
-    plain = Completeness(is_json=False)
+    plain = Completeness("")
     plain.feed((), "{")
     assert plain.lacking("length") == ""
+
+
+def test_a_call_that_was_required_is_incomplete_where_it_was_cut_before_its_name() -> None:
+    answer = Completeness("tool_calls")
+    answer.feed((), '<tool_call>{"na')
+    assert (answer.lacking("length"), answer.lacking("stop")) == ("tool_calls", "")

@@ -17,7 +17,6 @@ from ops.demo.prompts.instructions import (
     LONGEST_PROMPT_TOKENS,
     MONTHS,
     TEMPLATE_TOKENS,
-    UNLEARNED_FAMILIES,
     decorate,
     is_held_out,
     make_instruction,
@@ -46,10 +45,10 @@ def test_no_training_instruction_is_held_out() -> None:
     rows = list(islice(training_stream(3, share=SETTLING_SHARE), 5_000))
     measured = [row for row in rows if row.family != "courtesy"]
     assert not [row.key for row in measured if is_held_out(row.key)]
-    assert {row.family for row in rows} == {*FAMILIES, *UNLEARNED_FAMILIES, "courtesy"}
+    assert {row.family for row in rows} == {*FAMILIES, "courtesy"}
 
 
-@pytest.mark.parametrize("family", FAMILIES + UNLEARNED_FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_each_family_has_200_distinct_held_out_instructions(family: str) -> None:
     rows = held_out_instructions(family, 200, 0)
     assert len({row.key for row in rows}) == 200
@@ -58,7 +57,7 @@ def test_each_family_has_200_distinct_held_out_instructions(family: str) -> None
     assert not trained & {row.key for row in rows}
 
 
-@pytest.mark.parametrize("family", FAMILIES + UNLEARNED_FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_prompt_and_answer_holds_text(family: str) -> None:
     rng = random.Random(5)
     for _ in range(300):

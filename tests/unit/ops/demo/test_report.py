@@ -134,6 +134,10 @@ def evidence(policy: str) -> DemoEvidence:
             "tokens": {"turns-light": 100, "turns-heavy": 300},
             "tokens_per_weight": {"turns-light": 100.0, "turns-heavy": 100.0},
         },
+        forms={
+            form: {"asked": 4, "valid": 4, "right": 3, "closed": 1, "first": ["As JSON: a = 1.", '{"a":1}']}
+            for form in ("json", "plain", "cut", "calls")
+        },
         duration_s=run(policy)[0].now_s,
         simulated_waits_s={name: run(name)[1] for name in ("vtc", "fcfs")},
     )
@@ -243,7 +247,10 @@ def test_the_verdict_names_what_did_not_hold() -> None:
     assert "backlog" in verdict(report, min_backlog_s=600)[0]
     report["ledger"] = {"exact": False}
     report["audit"] |= {"inversions": 3, "compared": 0, "untrue_ranks": 2}
+    report["forms"]["plain"]["valid"] = 1
     assert len(verdict(report, min_backlog_s=0)) == 4
+    report["forms"]["cut"]["valid"] = 2
+    assert "2 answers are not valid" in verdict(report, min_backlog_s=0)[-2]
 
 
 def rendered(what: object, width: int, height: int = 60) -> str:
