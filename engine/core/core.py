@@ -658,6 +658,7 @@ class EngineCore:
         elif is_over:
             self._end(sequence, "stop", "", result.deltas, now_s)
         elif sequence.known_tokens >= sequence.submit.max_tokens:
+            sequence.is_closed = sequence.constraint is not None and sequence.constraint.close(0) == []
             self._end(sequence, "length", "", result.deltas, now_s)
         else:
             if not sequence.may_emit:

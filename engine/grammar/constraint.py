@@ -62,10 +62,11 @@ class Constraint:
         return token_ids
 
     def close(self, most: int) -> list[int] | None:
-        """An end of at most `most` tokens, for a sequence that ends with it; None: there is none."""
-        if not self.closes or self.state.failed or self.state.is_complete:
+        """An end of at most `most` tokens, for a sequence that ends with it; None: there is none. Empty: the
+        answer is whole as it is."""
+        if not self.closes or self.state.failed:
             return None
-        return self.state.closing(most)
+        return [] if self.state.is_complete else self.state.closing(most)
 
     def _fits(self, emitted: int, most: int) -> bool:
         """Whether an end fits into what is left after `emitted` tokens; notes when to look again."""

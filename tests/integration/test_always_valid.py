@@ -6,10 +6,12 @@ The long part prints how many are valid without a grammar (`pytest -m long -s`).
 from __future__ import annotations
 
 import json
+import math
 import random
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 
 import jsonschema_rs
@@ -71,17 +73,19 @@ def calls_of_tools() -> Grammar:
 
 def check_valid(number: int, text: str) -> None:
     if number < len(SCHEMAS):
-        jsonschema_rs.validator_for(SCHEMAS[number]).validate(json.loads(text, parse_float=bounded))
+        jsonschema_rs.validator_for(SCHEMAS[number]).validate(json.loads(text, parse_float=near))
         return
     for call in text.split("\n"):
-        said = json.loads(call.removeprefix("<tool_call>").removesuffix("</tool_call>"), parse_float=bounded)
+        said = json.loads(call.removeprefix("<tool_call>").removesuffix("</tool_call>"), parse_float=near)
         [tool] = [tool for tool in TOOLS if tool.name == said["name"]]
         jsonschema_rs.validator_for(tool.parameters or {}).validate(said["arguments"])
 
 
-def bounded(number: str) -> float:
-    """JSON has no largest number, and floats have one."""
-    return max(-sys.float_info.max, min(sys.float_info.max, float(number)))
+def near(number: str) -> float:
+    """A float on the same side of any bound: JSON has no largest number, and its digits do not end."""
+    value = max(-sys.float_info.max, min(sys.float_info.max, float(number)))
+    written, rounded = Decimal(number), Decimal(repr(value))
+    return value if written == rounded else math.nextafter(value, math.inf if written > rounded else -math.inf)
 
 
 def check(core: EngineCore, seeds: range) -> Counter[str]:
