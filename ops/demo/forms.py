@@ -22,6 +22,7 @@ MAX_TOKENS = 120
 CUT_TOKENS = 2
 """Beside those of the empty form: what is cut there can be closed, and most answers are longer."""
 _KINDS = {bool: "boolean", int: "integer", str: "string"}
+_TYPES = {"boolean": (bool,), "integer": (int,), "number": (int, float), "string": (str,)}
 
 
 class Question(NamedTuple):
@@ -144,10 +145,11 @@ def _call(message: Mapping[str, Any]) -> str:
 def _is_valid(text: str, question: Question) -> bool:
     try:
         value = json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
-    except ValueError:
+        if question.schema:
+            return _schema(value) == question.schema
+        functions = {tool["function"]["name"]: tool["function"] for tool in question.body["tools"]}
+        wanted = functions[value["name"]]["parameters"]["properties"]
+        said = {name: type(each) for name, each in value["arguments"].items()}
+    except (AttributeError, LookupError, TypeError, ValueError):
         return False
-    if question.schema:
-        return _schema(value) == question.schema
-    functions = [tool["function"] for tool in question.body["tools"]]
-    wanted = {function["name"]: function["parameters"]["required"] for function in functions}
-    return list(value["arguments"]) == wanted.get(value["name"])
+    return said.keys() == wanted.keys() and all(said[name] in _TYPES[wanted[name]["type"]] for name in said)

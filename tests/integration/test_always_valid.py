@@ -85,7 +85,9 @@ def near(number: str) -> float:
     """A float on the same side of any bound: JSON has no largest number, and its digits do not end."""
     value = max(-sys.float_info.max, min(sys.float_info.max, float(number)))
     written, rounded = Decimal(number), Decimal(repr(value))
-    return value if written == rounded else math.nextafter(value, math.inf if written > rounded else -math.inf)
+    return (
+        value if written == rounded else math.nextafter(value, math.inf if written > rounded else -math.inf)
+    )
 
 
 def check(core: EngineCore, seeds: range) -> Counter[str]:

@@ -102,7 +102,7 @@ def wanted_of(wording: Wording) -> str:
     """What the answer must be: `tool_calls`, `json` from its first character on, or anything (empty)."""
     choice = wording.fields.get("tool_choice")
     if isinstance(choice, Mapping):
-        choice = choice.get("allowed_tools", {}).get("mode", "required")
+        choice = choice["allowed_tools"].get("mode") if "allowed_tools" in choice else "required"
     if choice == "required":
         return "tool_calls"
     wanted, structured = (wording.fields.get(name) for name in ("response_format", "structured_outputs"))

@@ -424,9 +424,3 @@ def test_a_text_that_is_to_be_json_is_incomplete_where_it_was_cut() -> None:
     plain = Completeness("")
     plain.feed((), "{")
     assert plain.lacking("length") == ""
-
-
-def test_a_call_that_was_required_is_incomplete_where_it_was_cut_before_its_name() -> None:
-    answer = Completeness("tool_calls")
-    answer.feed((), '<tool_call>{"na')
-    assert (answer.lacking("length"), answer.lacking("stop")) == ("tool_calls", "")

@@ -17,6 +17,7 @@ REST = {"tool_calls": [{"index": 0, "function": {"arguments": "1}"}}]}
 FORMAT = {"response_format": {"type": "json_object"}}
 BUILT: dict[str, Any] = {"grammar": Grammar("{}")}
 TOOLS: dict[str, Any] = {"parts": ("tool_calls",)}
+NAMED = {"type": "function", "function": {"name": "f"}}
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,20 @@ TOOLS: dict[str, Any] = {"parts": ("tool_calls",)}
         (TOOLS, {}, [CALL], {"finish": "budget"}, ("", "tool_calls", False)),
         (TOOLS, {}, [CALL, REST], {"finish": "length", "closed": True}, ("", "", True)),
         (TOOLS, {}, ["hello"], {}, ("", "", False)),
+        *(
+            (TOOLS, {"tool_choice": choice}, ["<tool_call>"], {"finish": "length"}, ("", lacking, False))
+            for choice, lacking in (
+                ("auto", ""),
+                ("required", "tool_calls"),
+                (NAMED, "tool_calls"),
+                ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}, ""),
+                ({"type": "allowed_tools", "allowed_tools": {"tools": [NAMED]}}, ""),
+                (
+                    {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}},
+                    "tool_calls",
+                ),
+            )
+        ),
         ({}, {}, ["hello"], {"finish": "length"}, ("", "", False)),
     ],
 )
