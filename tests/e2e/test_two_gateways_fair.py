@@ -22,8 +22,8 @@ from tests.support.server_process import Server, server_process, until
 CLIENTS = 24
 """Of each tenant, at any time: more than the engine runs at once, so both always wait."""
 MEASURED_COST = 120_000
-"""Of both tenants together: some 1,060 requests. A gateway that the machine lets stand for half a second keeps
-its tenant from 700 cost tokens, of which only what is under way (U) is made good."""
+"""Of both tenants together: some 1,060 requests. A gateway that the machine lets stand for half a second
+keeps its tenant from 700 cost tokens, of which only what is under way (U) is made good."""
 LOOK_S = 0.1
 STALE_S = 6
 

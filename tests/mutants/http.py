@@ -266,7 +266,7 @@ DIALECT_MUTATIONS = mutations_of(
         (EVENTS, "responses: a budget's end is called complete", '== "length" else None', '== "" else None', EVENTS_TEST),
         (BLOCKS, "messages: calls side by side are mixed", "return bool(self._held) or (self._open == CALL and ", "return False and (", BLOCKS_TEST),
         (BLOCKS, "messages: cached tokens are counted twice", '"input_tokens": input_tokens - cached_tokens,', '"input_tokens": input_tokens,', BLOCKS_TEST),
-        ("gateway/requests/dialects/tools.py", "dialects: two tools of one name are passed on", "if name in known:", "if False:", ITEMS_TEST),
+        ("gateway/requests/fields/tools.py", "dialects: two tools of one name are passed on", "if (name := _name_of(tool)) in known:", "if (name := _name_of(tool)) in ():", ITEMS_TEST),
         ("gateway/requests/dialects/translation.py", "dialects: refusals name a chat's fields", "return self.names[prefix] + field[len(prefix) :]", "return field", ITEMS_TEST),
         ("tenants/admin/lists/sessions.py", "sessions: another tenant's calls are shown", "select(names, at_us).where(timelines.c.tenant_id == tenant_id,", "select(names, at_us).where(timelines.c.tenant_id != '',", "tests/integration/test_sessions.py"),
         ("tenants/csv_table.py", "csv: a text runs as a formula", "isinstance(value, str) and value.startswith(FORMULA_STARTS)", "False", "tests/unit/tenants/usage/test_export.py"),

@@ -24,7 +24,7 @@ def set_tools(
     schema_field: str,
 ) -> None:
     """`tools` and `choice` as the Responses API has them; `schema_field`: the client's name of a function's
-    `parameters`. Raises `ApiError`, also for two functions of one name."""
+    `parameters`. Raises `ApiError`."""
     chat, functions, known = translation.chat, list[dict[str, Any]](), set[str]()
     for index, tool in enumerate(tools):
         source, kind = f"tools[{index}]", tool.get("type")
@@ -39,12 +39,6 @@ def set_tools(
         translation.names |= {at: source, f"{at}.function": source}
         translation.names[f"{at}.function.parameters"] = f"{source}.{schema_field}"
         if isinstance(name, str):
-            if name in known:
-                raise errors.bad_request(
-                    f"Invalid '{source}.name': an earlier tool has the name '{name[:64]}' too. Leave one of"
-                    " them out, or rename it.",
-                    f"{source}.name",
-                )
             known.add(name)
         function = {key: tool[key] for key in _OF_FUNCTION if tool.get(key) is not None}
         functions.append({"type": "function", "function": function})
