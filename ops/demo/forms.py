@@ -25,7 +25,7 @@ _KINDS = {bool: "boolean", int: "integer", str: "string"}
 _TYPES = {"boolean": (bool,), "integer": (int,), "number": (int, float), "string": (str,)}
 
 
-class Question(NamedTuple):
+class FormQuestion(NamedTuple):
     form: str
     body: dict[str, Any]
     right: str
@@ -41,7 +41,7 @@ async def forms(server: LocalServer, key: str, seed: int) -> dict[str, dict[str,
     turn = asyncio.Semaphore(AT_ONCE)
     async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60.0) as client:
 
-        async def ask(number: int, question: Question) -> dict[str, Any]:
+        async def ask(number: int, question: FormQuestion) -> dict[str, Any]:
             async with turn:
                 body = {"model": server.model, "max_tokens": MAX_TOKENS, "seed": number, **question.body}
                 response = await client.post("/v1/chat/completions", json=body)
@@ -83,7 +83,7 @@ def lines(found: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
-def _questions(rng: random.Random) -> Iterator[Question]:
+def _questions(rng: random.Random) -> Iterator[FormQuestion]:
     for _ in range(ASKED):
         row = _drawn("json", rng, lambda row: bool(_schema(json.loads(row.answer))))
         value = json.loads(row.answer)
@@ -93,13 +93,13 @@ def _questions(rng: random.Random) -> Iterator[Question]:
         body = {**plain, "response_format": {"type": "json_schema", "json_schema": form}}
         # No token has less than a byte.
         empty = compact_json({name: type(each)() for name, each in value.items()})
-        yield Question("json", body, row.answer, schema)
-        yield Question("plain", plain, row.answer, schema)
-        yield Question("cut", body | {"max_tokens": len(empty.encode()) + CUT_TOKENS}, row.answer, schema)
+        yield FormQuestion("json", body, row.answer, schema)
+        yield FormQuestion("plain", plain, row.answer, schema)
+        yield FormQuestion("cut", body | {"max_tokens": len(empty.encode()) + CUT_TOKENS}, row.answer, schema)
         row = _drawn("tools", rng, lambda row: row.answer.count("<tool_call>") == 1)
         body = {"messages": row.chat()[1:], "tools": _tools(row.messages[0].content)}
         body |= {"tool_choice": "required", "parallel_tool_calls": False}
-        yield Question("calls", body, row.answer, {})
+        yield FormQuestion("calls", body, row.answer, {})
 
 
 def _drawn(family: str, rng: random.Random, suits: Callable[[Instruction], bool]) -> Instruction:
@@ -142,7 +142,7 @@ def _call(message: Mapping[str, Any]) -> str:
     return f'<tool_call>{{"name":"{function["name"]}","arguments":{function["arguments"]}}}</tool_call>'
 
 
-def _is_valid(text: str, question: Question) -> bool:
+def _is_valid(text: str, question: FormQuestion) -> bool:
     try:
         value = json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
         if question.schema:
