@@ -313,10 +313,10 @@ class FlowController:
         flight = self.dispatched.get(entry_id)
         if flight is None:
             return
-        charged, entry = flight.charged_cost, flight.ticket.entry
+        announced, entry = flight.announced_cost, flight.ticket.entry
         counter = self._running_counter(flight)
         self.dispatched.foresee(flight, foreseen_tokens)
-        if flight.charged_cost != charged:
+        if flight.charged_cost != announced:
             self._note("correct", entry, now_s, counter, flight.replica_id, cost=flight.charged_cost)
 
     def heard(self, replica_id: str, life: str, service: Mapping[str, TenantShare]) -> None:

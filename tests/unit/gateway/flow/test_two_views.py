@@ -183,3 +183,16 @@ def test_the_log_tells_each_correction_and_the_most_that_was_charged_beyond_it()
     assert (corrected.event, corrected.at_s, corrected.cost) == ("correct", 5.0, COST + 20)
     assert corrected.counter == (COST + 4) * COUNTER_SCALE
     assert (settled.event, settled.cost, settled.beyond_cost) == ("settle", COST + 22, 4)
+
+
+def test_the_log_tells_a_charge_that_a_forecast_confirms_after_output_came_beyond_the_one_before() -> None:
+    house = House()
+    name = house.send("acme").ticket.entry.entry_id
+    for beyond in (3, 6):
+        house.flow.progress(name, OUTPUT + beyond, 1)
+        house.flow.foresee(name, (1, 1), 5.0)
+        house.flow.foresee(name, (1, 1), 6.0)
+    house.finish(name, output_tokens=OUTPUT + 6)
+    records = [record for record in house.flow.log.since(0, 10) if record.event in ("correct", "settle")]
+    assert [record.cost for record in records] == [COST + 6, COST + 12, COST + 12]
+    assert records[-1].beyond_cost == 6
