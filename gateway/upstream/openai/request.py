@@ -14,7 +14,7 @@ import msgspec
 from engine.messages import Submit
 from engine.vllm_plugin.protocol import CLAIMS_NAME
 from gateway.upstream.base import RequestTask, Wording
-from gateway.upstream.capabilities import Capabilities
+from gateway.upstream.capabilities import Capabilities, Capability
 from gateway.upstream.openai.server_kinds import taken_of
 
 encode = msgspec.json.encode
@@ -100,10 +100,7 @@ def fields_for(fields: Mapping[str, Any], server: Capabilities, max_tokens: int)
 
 def wanted_of(wording: Wording) -> str:
     """What the answer must be: `tool_calls`, `json` from its first character on, or anything (empty)."""
-    choice = wording.fields.get("tool_choice")
-    if isinstance(choice, Mapping):
-        choice = choice["allowed_tools"].get("mode") if "allowed_tools" in choice else "required"
-    if choice == "required":
+    if Capability.FORCED_TOOLS in wording.needs:
         return "tool_calls"
     wanted, structured = (wording.fields.get(name) for name in ("response_format", "structured_outputs"))
     is_json = isinstance(wanted, Mapping) and wanted.get("type") in ("json_object", "json_schema")

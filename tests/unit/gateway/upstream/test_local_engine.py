@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from engine.messages import Delta, Grammar, SamplingParams, SequenceOutcome, Submit
+from gateway.requests.fields.tools import tool_fields
+from gateway.requests.schemas import ChatCompletionRequest
 from gateway.upstream.base import Wording, servers_word
 from gateway.upstream.local_engine import LocalEngine
 
@@ -66,7 +68,10 @@ async def test_an_answer_says_how_it_ended(
 
     client: Any = SimpleNamespace(on_ready=None, on_lost=None, submit=stream)
     submit = Submit("r.0", "r", "t", [1], 8, 8, sampling=SamplingParams(), **asked)
-    deltas = [delta async for delta in LocalEngine("e", client).run(submit, Wording(fields=fields))]
+    tools = None if "tool_choice" not in fields else [NAMED]
+    request = ChatCompletionRequest(model="m", messages=[], tools=tools, **fields)
+    wording = Wording(fields=fields, needs=frozenset(tool_fields(request)[1]))
+    deltas = [delta async for delta in LocalEngine("e", client).run(submit, wording)]
     found = deltas[-1].outcome
     assert found is not None
     assert [delta.text or delta.parts[0] for delta in deltas[:-1]] == pieces
