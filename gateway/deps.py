@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gateway.pools.pool import PoolSpec
     from gateway.requests.parse import Renderer
     from gateway.tracing.tracer import Tracer
-    from gateway.upstream.base import Upstream
+    from gateway.upstream.replica_set import ReplicaSet
     from tenants.admin.admin import Admin
     from tenants.audit.note import SigningKey
     from tenants.directory.directory import Directory
@@ -63,7 +63,7 @@ class GatewayDeps:
     quota_store: QuotaStore
     prices: Callable[[], PriceBook]
     """Changes while the gateway runs."""
-    upstreams: tuple[Upstream, ...]
+    upstreams: ReplicaSet
     """Our engines, all of one model, and vLLMs with our plug-in: they keep outcomes, take the policy."""
     renderer: Renderer
     model_name: str

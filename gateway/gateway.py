@@ -302,7 +302,7 @@ class Gateway:
                 config.batch_share,
             ),
             reservation_burst_s=config.reservation_burst_s,
-            scorer=PrefixRouter() if len(spec.upstreams) > 1 else LeastLoaded(),
+            scorer=PrefixRouter() if len(spec.upstreams) > 1 or spec.upstreams.may_change else LeastLoaded(),
         )
         shared = (
             sharing.open(spec.name, flow, config, deps.clock, replica_ids)
@@ -339,7 +339,7 @@ class Gateway:
             # The step times of other servers are unknown.
             (lambda: None)
             if spec.is_foreign
-            else machine_of(dispatcher, len(spec.upstreams), lambda: estimates.step_time),
+            else machine_of(dispatcher, lambda: len(spec.upstreams), lambda: estimates.step_time),
             admission=admission,
             meter=meter,
             describer=Describer(
@@ -360,8 +360,7 @@ class Gateway:
             shared.load.hear, shared.load.heard = load.hear, load.forget_silent
         count_replicas = partial(self._count_replicas, spec, recorder)
         self._replica_counts.append(count_replicas)
-        for upstream in spec.upstreams:
-            upstream.watch(count_replicas)
+        spec.upstreams.each(lambda upstream: upstream.watch(count_replicas))
         lifecycle = Lifecycle(
             observer=recorder,
             admission=admission,
@@ -394,8 +393,7 @@ class Gateway:
         pool = ModelPool(spec, flow, dispatcher, estimates, lifecycle)
         if not config.long_tokens:
             pool.fit_lanes()
-            for upstream in spec.upstreams:
-                upstream.watch(pool.fit_lanes)
+            spec.upstreams.each(lambda upstream: upstream.watch(pool.fit_lanes))
         return pool
 
     def _make_control(self, name: str, pool: ModelPool) -> ControlLoop:
@@ -417,7 +415,9 @@ class Gateway:
             setters_of(
                 pool.flow,
                 lifecycle,
-                [upstream for upstream in pool.spec.upstreams if upstream in self.deps.upstreams],
+                lambda: [upstream for upstream in pool.spec.upstreams if upstream in self.deps.upstreams],
+                has_engines=pool.spec.upstreams.may_change
+                or any(upstream in self.deps.upstreams for upstream in pool.spec.upstreams),
                 is_foreign=pool.spec.is_foreign,
                 own_rests=own_rests,
                 quota=partial(self.deps.quota_store.spare.set, name),
@@ -478,8 +478,7 @@ class Gateway:
         await self.policy.start()
         if self.deps.peer_requests is not None:
             self.deps.peer_requests.start(self.request_actions.act)
-        for upstream in self.deps.upstreams:
-            upstream.watch(self._engine_changed.set)
+        self.deps.upstreams.each(lambda upstream: upstream.watch(self._engine_changed.set))
         work = {
             "lengths": every(SAVE_LENGTHS_EVERY_S, self._save_lengths, log, "the lengths were not saved"),
             "recovery": self._keep_recovered(),

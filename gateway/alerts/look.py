@@ -43,7 +43,7 @@ class AlertFigures:
         looked_at.add(kinds.HOLDS_LEAKED.subject)
         fleet = await self._fleet()
         down = [
-            (replica.pool, replica.replica_id, replica.address)
+            (replica.pool, replica.replica_id, replica.name)
             for replica in fleet.replicas
             if not replica.is_up and not replica.is_drained
         ]

@@ -33,7 +33,7 @@ class ActiveDrains:
         drained = {drain.identity for drain in self.now}
         for pool in self._pools():
             for upstream in pool.spec.upstreams:
-                is_drained = (pool.name, upstream.address) in drained
+                is_drained = (pool.name, upstream.name) in drained
                 if is_drained != upstream.is_drained:
                     what = "drained: it gets no new requests" if is_drained else "back in rotation"
                     log.warning("replica %s of %s is %s", upstream.replica_id, pool.name, what)

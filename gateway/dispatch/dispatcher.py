@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import msgspec
@@ -20,6 +20,7 @@ from gateway.flow.controller import Dispatch, Displaced, FlowController, QueueFu
 from gateway.flow.types import Deadlines
 from gateway.flow.window import Replica
 from gateway.upstream.base import CapabilityLost, Upstream, engine_life, takes_turns
+from gateway.upstream.replica_set import ReplicaSet
 from tenants.storage.task_stop import stop
 
 SWEEP_S = 0.25
@@ -80,7 +81,7 @@ class Dispatcher:
     def __init__(
         self,
         flow: FlowController,
-        upstreams: Sequence[Upstream],
+        upstreams: ReplicaSet,
         clock: Callable[[], float],
         *,
         engine_grace_s: float,
@@ -89,7 +90,7 @@ class Dispatcher:
         """`state`: the queue's backend, of which `flow` is this gateway's part; None: in this process."""
         self.flow = flow
         self._backend = state or LocalQueue(flow)
-        self._upstreams = {upstream.replica_id: upstream for upstream in upstreams}
+        self._upstreams = upstreams
         self._clock = clock
         self._engine_grace_s = engine_grace_s
         self._turns: dict[str, asyncio.Future[Turn]] = {}
@@ -100,20 +101,19 @@ class Dispatcher:
         self._pump_scheduled = False
         self._task: asyncio.Task[None] | None = None
         self._backend.bind(self.replicas, self._woken, self._refused)
-        for upstream in upstreams:
-            upstream.watch(partial(self._changed, upstream))
-            upstream.listen(partial(self._served, upstream))
+        upstreams.each(self._joined)
+        upstreams.on_left(self._left)
 
     @property
     def has_engine(self) -> bool:
-        return any(takes_turns(upstream) for upstream in self._upstreams.values())
+        return any(takes_turns(upstream) for upstream in self._upstreams)
 
     def no_engine(self) -> NoEngineAvailable:
-        return NoEngineAvailable(is_drained=any(upstream.is_up for upstream in self._upstreams.values()))
+        return NoEngineAvailable(is_drained=any(upstream.is_up for upstream in self._upstreams))
 
     def replicas(self) -> list[Replica]:
         sizes: list[Replica] = []
-        for upstream in self._upstreams.values():
+        for upstream in self._upstreams:
             ready = upstream.ready
             if takes_turns(upstream) and ready is not None:
                 snapshot = upstream.snapshot
@@ -205,6 +205,16 @@ class Dispatcher:
         self._backend.finish(entry_id, input_tokens, output_tokens, self._clock())
         self.pump()
 
+    def _joined(self, upstream: Upstream) -> None:
+        upstream.watch(partial(self._changed, upstream))
+        upstream.listen(partial(self._served, upstream))
+        if upstream.is_up:
+            self._changed(upstream)
+
+    def _left(self, upstream: Upstream) -> None:
+        self.flow.lost(upstream.replica_id)
+        self.pump_soon()
+
     def _served(self, upstream: Upstream, service: Mapping[str, TenantShare]) -> None:
         """The service of a step, before what it emitted is read."""
         self._backend.heard(upstream.replica_id, engine_life(upstream.ready), service)
@@ -219,9 +229,7 @@ class Dispatcher:
     def _lacking(self, ticket: Ticket) -> str | None:
         """A need that every serving replica lacks; None: one can run it, or none serves."""
         able = [
-            upstream.capabilities
-            for upstream in self._upstreams.values()
-            if takes_turns(upstream) and upstream.ready
+            upstream.capabilities for upstream in self._upstreams if takes_turns(upstream) and upstream.ready
         ]
         lacking = [capabilities.lacks(ticket.needs) for capabilities in able]
         return lacking[0] if lacking and None not in lacking else None
@@ -230,7 +238,7 @@ class Dispatcher:
         """Ends the wait of requests that no serving replica can run."""
         offered = frozenset(
             upstream.capabilities.offers
-            for upstream in self._upstreams.values()
+            for upstream in self._upstreams
             if takes_turns(upstream) and upstream.ready
         )
         if offered == self._offered:
@@ -270,7 +278,12 @@ class Dispatcher:
             # Its client left between the decision and now: the place is free again.
             self._backend.finish(entry_id, 0, 0, now_s)
             return
-        upstream = self._upstreams[turn.replica_id]
+        upstream = self._upstreams.named(turn.replica_id)
+        if upstream is None:
+            # Decided elsewhere, by the members of a moment ago: it waits again, where it stood.
+            self._backend.put_back(entry_id, 0, 0, now_s)
+            self.pump_soon()
+            return
         if (lacking := upstream.capabilities.lacks(turn.ticket.needs)) is not None:
             # Decided for it elsewhere, by what that replica could do a moment ago.
             self._backend.finish(entry_id, 0, 0, now_s)

@@ -67,6 +67,17 @@ class QueueBackend(Protocol):
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None: ...
 
+    def put_back(
+        self,
+        entry_id: str,
+        input_tokens: int,
+        output_tokens: int,
+        now_s: float,
+        expires_s: float | None = None,
+    ) -> bool:
+        """As `FlowController.put_back`; False if it does not run."""
+        ...
+
     @property
     def may_have_turns(self) -> bool: ...
 
@@ -121,6 +132,16 @@ class LocalQueue:
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
         self.flow.finish(entry_id, input_tokens, output_tokens, now_s)
+
+    def put_back(
+        self,
+        entry_id: str,
+        input_tokens: int,
+        output_tokens: int,
+        now_s: float,
+        expires_s: float | None = None,
+    ) -> bool:
+        return self.flow.put_back(entry_id, input_tokens, output_tokens, now_s, expires_s) is not None
 
     @property
     def may_have_turns(self) -> bool:

@@ -220,11 +220,31 @@ class RedisQueue:
             self._views = asyncio.get_running_loop().call_later(VIEWS_S, self._views_are_due)
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
-        ran = self.flow.runs(entry_id)
+        ticket = self.flow.ticket(entry_id) if self.flow.runs(entry_id) else None
         self.flow.finish(entry_id, input_tokens, output_tokens, now_s)
-        if ran and not self.is_alone:
-            self._session.finished(entry_id, input_tokens, output_tokens)
+        if ticket is not None and not self.is_alone:
+            had = ticket.before
+            self._session.finished(entry_id, input_tokens - had[0], output_tokens - had[1])
             self._defer()
+
+    def put_back(
+        self,
+        entry_id: str,
+        input_tokens: int,
+        output_tokens: int,
+        now_s: float,
+        expires_s: float | None = None,
+    ) -> bool:
+        before = self.flow.ticket(entry_id)
+        ticket = self.flow.put_back(entry_id, input_tokens, output_tokens, now_s, expires_s)
+        if ticket is None or before is None:
+            return False
+        if not self.is_alone:
+            self._session.finished(
+                entry_id, input_tokens - before.before[0], output_tokens - before.before[1]
+            )
+            self._session.arrived(ticket)
+        return True
 
     @property
     def may_have_turns(self) -> bool:

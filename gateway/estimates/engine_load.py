@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -15,7 +15,7 @@ from gateway.upstream.base import Upstream, takes_turns
 
 
 def engine_loads(
-    flow: FlowController, upstreams: Sequence[Upstream], step_time_of: Callable[[Upstream], StepTime]
+    flow: FlowController, upstreams: Iterable[Upstream], step_time_of: Callable[[Upstream], StepTime]
 ) -> list[EngineLoad]:
     by_replica: dict[str, list[InFlight]] = {}
     for flight in flow.in_flight():

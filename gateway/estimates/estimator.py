@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 
 from engine.entry import QueueEntry
 from engine.forecast.calibration import REDEEMED_BURST_S, Bucket, Calibration, Kind, bucket_of
@@ -47,7 +48,7 @@ class Estimator:
         self,
         *,
         flow: FlowController,
-        upstreams: Sequence[Upstream],
+        upstreams: Collection[Upstream],
         lengths: LengthForecast,
         prices: Callable[[], PriceBook],
         model: str,
@@ -68,7 +69,7 @@ class Estimator:
         self.is_enabled = is_enabled
         """Whether requests get estimates, and replays run. May change at any time."""
         self._note = note
-        self._scales = {upstream.replica_id: StepTimeScale() for upstream in upstreams}
+        self._scales: defaultdict[str, StepTimeScale] = defaultdict(StepTimeScale)
         self.forecast_cache = ForecastCache(
             flow,
             lambda: engine_loads(flow, upstreams, self._step_time),

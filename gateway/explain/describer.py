@@ -7,7 +7,7 @@ step would take `PACE_CHANGED` longer or shorter. Use from one event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from engine.messages import Ready, StepTime
@@ -50,7 +50,7 @@ class Describer:
         self,
         gateway_id: str,
         model: str,
-        upstreams: Sequence[Upstream],
+        upstreams: Collection[Upstream],
         config: GatewayConfig,
         policy: Callable[[], StoredPolicy],
         *,

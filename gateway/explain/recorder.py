@@ -324,7 +324,7 @@ def facts_of(run: Run, outcome: RequestOutcome, use: Use) -> RequestFacts:
 
 
 def machine_of(
-    dispatcher: Dispatcher, replicas: int, step_time: Callable[[], StepTime]
+    dispatcher: Dispatcher, replicas: Callable[[], int], step_time: Callable[[], StepTime]
 ) -> Callable[[], FluidMachine | None]:
     """The engines of one model as they are, or as they last were; `replicas`: how many there should be;
     `step_time`: at their real pace, with the time between two steps."""
@@ -339,7 +339,7 @@ def machine_of(
                 max(1, min(replica.max_sequences for replica in found)),
                 max(1, min(replica.max_batched_tokens for replica in found)),
                 max(1, min(replica.kv_tokens for replica in found)),
-                max(replicas, len(found)),
+                max(replicas(), len(found)),
             )
         return last
 

@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from msgspec.structs import replace as replace_fields
+
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
 from engine.messages import TenantShare
 from engine.scheduling.brakes import Brakes
@@ -195,6 +197,44 @@ class FlowController:
             return QueueFull(False, self._max_queued, self._retry_after_s())
         return None
 
+    def put_back(
+        self,
+        entry_id: str,
+        input_tokens: int,
+        output_tokens: int,
+        now_s: float,
+        expires_s: float | None = None,
+    ) -> Ticket | None:
+        """A running request has to go on elsewhere: it is charged what it had (all in all), and the rest
+        waits at the head of its tenant's line, whatever is full. `expires_s`: as `Ticket.expires_s`. None if
+        it does not run."""
+        flight = self.dispatched.get(entry_id)
+        if flight is None:
+            return None
+        ticket, entry = flight.ticket, flight.ticket.entry
+        had = input_tokens - ticket.before[0], output_tokens - ticket.before[1]
+        self.finish(entry_id, input_tokens, output_tokens, now_s)
+        rest = replace_fields(
+            entry,
+            input_tokens=max(0, entry.input_tokens - had[0]),
+            predicted_output_tokens=max(1, flight.predicted_output_tokens - had[1]),
+            predicted_high_tokens=max(0, entry.predicted_high_tokens - had[1]),
+        )
+        ticket = replace_fields(
+            ticket,
+            entry=rest,
+            sequences=max(1, flight.live_sequences),
+            kv_tokens=flight.kv_tokens,
+            before=(input_tokens, output_tokens),
+            expires_s=expires_s,
+        )
+        tenant = self._tenants.of(rest)
+        self._reservations.arrives(ticket, now_s, already_waiting=tenant.queued)
+        self.queue.add(ticket, now_s, front=True)
+        tenant.queued[rest.tier] += 1
+        self._note("arrive", rest, now_s, self._counter(rest))
+        return ticket
+
     def cancel(self, entry_id: str, now_s: float) -> bool:
         """False if it does not wait."""
         ticket = self.queue.ticket(entry_id)
@@ -304,6 +344,7 @@ class FlowController:
         """`output_tokens` so far, all sequences together; charges what exceeds the prediction."""
         flight = self.dispatched.get(entry_id)
         if flight is not None:
+            output_tokens -= flight.ticket.before[1]
             is_first = flight.output_tokens == 0 < output_tokens
             emitted = self.dispatched.progress(entry_id, output_tokens, live_sequences)
             self._tenants.emitted(flight.ticket.entry, emitted, is_first=is_first)
@@ -313,7 +354,8 @@ class FlowController:
         flight = self.dispatched.get(entry_id)
         if flight is None:
             return
-        announced, entry = flight.announced_cost, flight.ticket.entry
+        announced, entry, before = flight.announced_cost, flight.ticket.entry, flight.ticket.before[1]
+        foreseen_tokens = foreseen_tokens[0] - before, foreseen_tokens[1] - before
         counter = self._running_counter(flight)
         self.dispatched.foresee(flight, foreseen_tokens)
         if flight.charged_cost != announced:
@@ -330,10 +372,12 @@ class FlowController:
                 self.queue.raise_by(tenant_id, tier, amount)
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
-        """Corrects the charge to what was really computed and emitted."""
+        """Corrects the charge to what was really computed and emitted, all in all."""
         flight = self.dispatched.get(entry_id)
         if flight is None:
             return
+        input_tokens -= flight.ticket.before[0]
+        output_tokens -= flight.ticket.before[1]
         entry = flight.ticket.entry
         counter, beyond = self._running_counter(flight), flight.beyond_cost
         cost = self.dispatched.finish(flight, input_tokens, output_tokens, now_s)

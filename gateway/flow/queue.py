@@ -62,11 +62,12 @@ class RequestQueue:
 
     # ------------------------------------------------------------ changes
 
-    def add(self, ticket: Ticket, now_s: float) -> None:
+    def add(self, ticket: Ticket, now_s: float, *, front: bool = False) -> None:
+        """`front`: at the head of its tenant's line, as one that has been there (`Order.add`)."""
         entry = ticket.entry
         tier, lane = self._band(entry, now_s), self.lane_rule.lane(entry)
         self._tickets[entry.entry_id] = ticket
-        self.tiers.add(entry if tier == entry.tier else replace(entry, tier=tier), lane=lane)
+        self.tiers.add(entry if tier == entry.tier else replace(entry, tier=tier), front=front, lane=lane)
         self._stand(entry, tier, lane)
 
     def remove(self, entry_id: str) -> Ticket | None:

@@ -41,6 +41,8 @@ class Ticket(msgspec.Struct, frozen=True):
     """Chain of its prompt's full blocks, see `prefix_index.py`."""
     needs: frozenset[str] = frozenset()
     """What its server must offer; compared with `Replica.offers`."""
+    before: tuple[int, int] = (0, 0)
+    """Input and output tokens that it had on replicas before, where it went on from: `entry` has the rest."""
 
 
 class TokensAhead(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -68,18 +68,19 @@ def queue_setters(flow: FlowController) -> Setters:
 def setters_of(
     flow: FlowController,
     lifecycle: Lifecycle,
-    engines: Sequence[Upstream],
+    engines: Callable[[], Collection[Upstream]],
     *,
+    has_engines: bool,
     is_foreign: bool = False,
     own_rests: Callable[[], Mapping[Knob, float]] = dict,
     quota: Callable[[float], None] | None = None,
 ) -> Setters:
-    """All knobs that a gateway can set. `engines`: those with our scheduler; `is_foreign`: some are other
-    servers, with step sizes of their own; `own_rests`: the policy's engine numbers; `quota`: sets the spare
+    """All knobs that a gateway can set. `engines`: those with our scheduler, if any; `is_foreign`: some are
+    other servers, with step sizes of their own; `own_rests`: the policy's engine numbers; `quota`: sets the spare
     capacity by which token buckets refill; None: no such knob."""
 
     def send(knobs: EngineKnobs) -> None:
-        for engine in engines:
+        for engine in engines():
             engine.set_knobs(knobs)
 
     admission = lifecycle.admission
@@ -90,7 +91,7 @@ def setters_of(
     }
     if quota is not None:
         own = {**own, Knob.QUOTA: quota}
-    of_engines = dict(engine_setters(send, own_rests)) if engines else {}
+    of_engines = dict(engine_setters(send, own_rests)) if has_engines else {}
     if is_foreign:
         of_engines.pop(Knob.TOKEN_BUDGET, None)
     return {**queue_setters(flow), **of_engines, **own}
@@ -104,7 +105,7 @@ class ControlLoop:
         mode: ControlMode,
         model: str,
         flow: FlowController,
-        upstreams: Sequence[Upstream],
+        upstreams: Collection[Upstream],
         lengths: LengthForecast,
         setters: Setters,
         *,

@@ -85,12 +85,12 @@ class Fleet:
         return LiveRequests(requests[:MAX_LISTED], len(requests) > MAX_LISTED, missing)
 
     async def in_flight(self) -> tuple[Mapping[tuple[str, str], int], int]:
-        """Dispatched requests by model and replica address, and the number of missing answers."""
+        """Dispatched requests by model and replica name, and the number of missing answers."""
         answers, missing = await self._ask_all(RequestAction(COUNT))
         counts: Counter[tuple[str, str]] = Counter()
         for answer in answers:
-            for pool, address, number in answer.value:
-                counts[pool, address] += number
+            for pool, replica, number in answer.value:
+                counts[pool, replica] += number
         return counts, missing
 
     async def now(self) -> FleetNow:

@@ -7,7 +7,7 @@ operator's settings, as in `hybrid`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from msgspec.structs import asdict
@@ -36,7 +36,7 @@ class LearnedActions:
         self,
         model: str,
         flow: FlowController,
-        upstreams: Sequence[Upstream],
+        upstreams: Collection[Upstream],
         own_rests: Callable[[], Mapping[Knob, float]] = dict,
     ) -> None:
         """`own_rests`: the positions by settings and policy that differ from `DEFAULT_BOUNDS`."""

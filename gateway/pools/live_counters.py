@@ -6,7 +6,7 @@ A replica is counted once, as seen by the gateway that knows most of its steps.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -75,6 +75,8 @@ class ReplicaNow(msgspec.Struct, frozen=True):
     steps: int = 0
     batch_sum: int = 0
     preemptions: int = 0
+    name: str = ""
+    """See `Upstream.name`."""
 
 
 class GatewayNow(msgspec.Struct, frozen=True):
@@ -171,7 +173,7 @@ def _tenants_of(pool: ModelPool, meter: ShareMeter, minutes: FlowMeter) -> Itera
                 )
 
 
-def paper_bound(replicas: Sequence[Upstream]) -> float:
+def paper_bound(replicas: Collection[Upstream]) -> float:
     """2U, with U = max(cost of the longest input, cost of as many output tokens as all KV caches hold); 0
     before any replica has announced itself. Sheng et al., "Fairness in Serving Large Language Models"."""
     ready = [replica.ready for replica in replicas if replica.ready is not None]
@@ -182,7 +184,14 @@ def paper_bound(replicas: Sequence[Upstream]) -> float:
 
 def _replica(pool: str, upstream: Upstream) -> ReplicaNow:
     snapshot = upstream.snapshot
-    row = ReplicaNow(pool, upstream.replica_id, upstream.address, upstream.is_up, upstream.is_drained)
+    row = ReplicaNow(
+        pool,
+        upstream.replica_id,
+        upstream.address,
+        upstream.is_up,
+        upstream.is_drained,
+        name=upstream.name,
+    )
     if snapshot is None:
         return row
     totals = EngineTotals.of(snapshot)
@@ -206,7 +215,7 @@ def merged(answers: Iterable[GatewayNow], missing: int) -> FleetNow:
             whose = (row.tenant_id, row.tier)
             tenants[whose] = tenants[whose].plus(row) if whose in tenants else row
         for replica in gateway.replicas:
-            where = (replica.pool, replica.address or replica.replica_id)
+            where = (replica.pool, replica.name or replica.replica_id)
             seen = replicas.get(where)
             if seen is None or (replica.is_up, replica.steps) > (seen.is_up, seen.steps):
                 replicas[where] = replica

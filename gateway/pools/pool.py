@@ -15,14 +15,15 @@ from gateway.flow.lanes import long_tokens_of
 from gateway.requests.lifecycle import Lifecycle
 from gateway.requests.parse import Renderer
 from gateway.requests.run import Run
-from gateway.upstream.base import Upstream, takes_turns
+from gateway.upstream.base import takes_turns
 from gateway.upstream.capabilities import MEDIA_NEEDS, ServerOffer
+from gateway.upstream.replica_set import ReplicaSet
 
 
 @dataclass(frozen=True)
 class PoolSpec:
     name: str
-    upstreams: tuple[Upstream, ...]
+    upstreams: ReplicaSet
     renderer: Renderer
     is_estimated: bool = False
     """No tokenizer is known: prompts are counted by bytes, with a margin."""
@@ -122,7 +123,7 @@ class Lifecycles:
         return sorted(runs, key=lambda run: run.times.arrived_s)
 
     def in_flight(self) -> list[tuple[str, str, int]]:
-        """Model, address and dispatched requests of every replica. May overcount, never undercounts: a
+        """Model, name and dispatched requests of every replica. May overcount, never undercounts: a
         request that moved to another replica before its first token counts at both."""
         counts = {
             (name, upstream.replica_id): 0
@@ -133,7 +134,7 @@ class Lifecycles:
             for flight in pool.flow.in_flight():
                 counts[name, flight.replica_id] += 1
         return [
-            (name, upstream.address, max(counts[name, upstream.replica_id], upstream.running_requests))
+            (name, upstream.name, max(counts[name, upstream.replica_id], upstream.running_requests))
             for name, pool in self._pools.items()
             for upstream in pool.spec.upstreams
         ]

@@ -81,7 +81,7 @@ class ActionResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
     is_found: bool
     value: Any = None
-    """A JSON object; of `list` items; of `count` model, address and number; of page actions their structs."""
+    """A JSON object; of `list` items; of `count` model, replica and number; of page actions their structs."""
     refused: PeerRefusal | None = None
     tenant_id: str = ""
     default_tier: str = ""

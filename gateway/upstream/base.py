@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -20,6 +20,7 @@ from engine.messages import (
     ModelInfo,
     Ready,
     SequenceOutcome,
+    SequenceState,
     Snapshot,
     Submit,
     TenantShare,
@@ -202,9 +203,13 @@ class Upstream(Protocol):
     def replica_id(self) -> str: ...
 
     @property
-    def address(self) -> str:
-        """Unique among all servers, unlike names, which differ between gateways."""
+    def name(self) -> str:
+        """Of the replica in the whole installation: queue, drains and gateways' rows know it by this, wherever
+        it runs. `replica_id`, except of an engine that only this gateway reaches."""
         ...
+
+    @property
+    def address(self) -> str: ...
 
     @property
     def is_up(self) -> bool: ...
@@ -288,6 +293,21 @@ class Upstream(Protocol):
 
     async def collect(self, *, adopt: bool = False) -> Inventory:
         """This gateway's unaccounted sequences; `adopt` adds dead gateways'. Raises `UpstreamLost`."""
+        ...
+
+
+@runtime_checkable
+class MovableUpstream(Upstream, Protocol):
+    """One whose sequences can go on at another of its kind, token for token: our own engines. Generators,
+    penalty counts and grammars of other servers cannot be handed over."""
+
+    async def export_state(self, sequence_id: str) -> SequenceState | None:
+        """Takes a sequence out (None: it is not there); its deltas end without an outcome. Raises
+        `UpstreamLost`."""
+        ...
+
+    def import_state(self, state: SequenceState, wording: Wording) -> AsyncIterator[Delta]:
+        """Goes on with a sequence; as `run`. What is not in `state.kv` is recomputed, uncharged."""
         ...
 
 

@@ -10,7 +10,17 @@ from msgspec.structs import replace
 
 from engine.client import client as engine_client
 from engine.client.client import EngineClient
-from engine.messages import Delta, EngineKnobs, Explained, Inventory, ModelInfo, Ready, Snapshot, Submit
+from engine.messages import (
+    Delta,
+    EngineKnobs,
+    Explained,
+    Inventory,
+    ModelInfo,
+    Ready,
+    SequenceState,
+    Snapshot,
+    Submit,
+)
 from gateway.upstream.base import (
     OnService,
     ReaderTooSlow,
@@ -35,9 +45,13 @@ class LocalEngine:
         client: EngineClient,
         model_id: str | None = None,
         capabilities: Capabilities = PLAIN_TEXT,
+        *,
+        name: str = "",
     ) -> None:
-        """`model_id`: the required model (None: any): the gateway counts prompts by its tokenizer."""
+        """`model_id`: the required model (None: any): the gateway counts prompts by its tokenizer. `name`:
+        see `Upstream.name`; empty: `replica_id`."""
         self._replica_id = replica_id
+        self._name = name or replica_id
         self._client = client
         self._model_id = model_id
         self._capabilities = capabilities
@@ -50,6 +64,10 @@ class LocalEngine:
     @property
     def replica_id(self) -> str:
         return self._replica_id
+
+    @property
+    def name(self) -> str:
+        return self._name
 
     @property
     def address(self) -> str:
@@ -108,10 +126,20 @@ class LocalEngine:
             stream = self._client.submit(submit)
         except engine_client.EngineUnavailable as error:
             raise UpstreamUnavailable(str(error)) from None
-        deltas = _deltas(stream)
-        if submit.grammar is None and not submit.parts:
-            return deltas
-        return _with_ends(deltas, Completeness(wanted_of(wording)))
+        return _whole(stream, submit, wording)
+
+    async def export_state(self, sequence_id: str) -> SequenceState | None:
+        try:
+            return await self._client.export(sequence_id)
+        except engine_client.EngineUnavailable as error:
+            raise UpstreamLost(str(error)) from None
+
+    def import_state(self, state: SequenceState, wording: Wording) -> AsyncIterator[Delta]:
+        try:
+            stream = self._client.import_(state)
+        except engine_client.EngineUnavailable as error:
+            raise UpstreamUnavailable(str(error)) from None
+        return _whole(stream, state.submit, wording)
 
     def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None) -> None:
         try:
@@ -181,6 +209,13 @@ class LocalEngine:
                 watcher()
 
         return changed
+
+
+def _whole(stream: engine_client.EngineStream, submit: Submit, wording: Wording) -> AsyncIterator[Delta]:
+    deltas = _deltas(stream)
+    if submit.grammar is None and not submit.parts:
+        return deltas
+    return _with_ends(deltas, Completeness(wanted_of(wording)))
 
 
 async def _with_ends(deltas: AsyncIterator[Delta], completeness: Completeness) -> AsyncIterator[Delta]:

@@ -51,6 +51,7 @@ from gateway.tracing.decision import TraceRule
 from gateway.tracing.tracer import Tracer
 from gateway.upstream.local_engine import LocalEngine
 from gateway.upstream.openai.upstream import OpenAIUpstream
+from gateway.upstream.replica_set import ReplicaSet
 from ops.serving import audit_key, datadir
 from ops.serving.supervisor import EngineSupervisor, SharedEngine, engine_address
 from ops.serving.upstream_pools import pools_of
@@ -342,7 +343,7 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
             engines = (engine,)
             own = PoolSpec(
                 settings.served_model_name,
-                engines,
+                ReplicaSet(engines),
                 renderer,
                 sampling=engine_sampling(settings),
             )
@@ -379,7 +380,7 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
             ledger=Ledger(database),
             quota_store=quota_store,
             prices=lambda: directory.prices,
-            upstreams=(*engines, *plugged),
+            upstreams=ReplicaSet((*engines, *plugged)),
             renderer=pools[0].renderer,
             model_name=settings.served_model_name,
             pools=pools,

@@ -13,10 +13,10 @@ from gateway.fair_threads import FairThreads
 from gateway.pools.pool import PoolSpec
 from gateway.requests.parse import Renderer
 from gateway.requests.prompt import EstimatedRenderer, PromptRenderer, SpecialTokensInText
-from gateway.upstream.base import Upstream
 from gateway.upstream.http.target import BadUrl
 from gateway.upstream.openai.config import OpenAIServer, UpstreamSettings
 from gateway.upstream.openai.upstream import OpenAIUpstream
+from gateway.upstream.replica_set import ReplicaSet
 from tenants.errors import Invalid
 
 
@@ -102,7 +102,7 @@ def pools_of(
         for replica in replicas:
             replica.stand_ins = tuple(other for other in replicas if other is not replica)
         started += replicas
-        upstreams: tuple[Upstream, ...] = (*(earlier.upstreams if earlier is not None else ()), *replicas)
+        upstreams = ReplicaSet(replicas) if earlier is None else earlier.upstreams.beside(replicas)
         specs[name] = PoolSpec(
             name,
             upstreams,

@@ -1,7 +1,7 @@
 """Admin acts on replicas: take one out of rotation, and back.
 
 A drain holds in every gateway of the database, over restarts, until it is resumed. A replica is known by
-model and address: gateways may call one server by different names."""
+model and name (`Upstream.name`), wherever it runs."""
 
 from __future__ import annotations
 
@@ -28,22 +28,19 @@ class Drain:
 
     pool: str
     """The model's name."""
-    address: str
     replica: str
-    """Its name at the gateway that was asked."""
     since_us: int
     by: str
     reason: str = ""
 
     @property
     def identity(self) -> tuple[str, str]:
-        return self.pool, self.address
+        return self.pool, self.replica
 
     def as_json(self) -> dict[str, Any]:
         return {
             "pool": self.pool,
             "replica": self.replica,
-            "address": self.address,
             "since": from_us(self.since_us).isoformat(),
             "by": self.by,
             "reason": self.reason,
@@ -55,7 +52,6 @@ class DrainCommands(AdminCommands):
         self,
         actor: Actor | str,
         pool: str,
-        address: str,
         replica: str,
         wanted: ReplicaDrain,
         *,
@@ -66,34 +62,34 @@ class DrainCommands(AdminCommands):
         by = actor if isinstance(actor, str) else actor.name
 
         def change(connection: Connection, now_us: int) -> Change[Drain]:
-            before = _find(connection, pool, address)
+            before = _find(connection, pool, replica)
             if before is None and queries.count(connection, tables.drains) >= MAX_DRAINS:
                 raise Invalid(
                     "replica",
                     f"{MAX_DRAINS} replicas are drained, which is the most: resume those that are gone",
                 )
             since_us = now_us if before is None else before.since_us
-            after = Drain(pool, address, replica, since_us, by, reason)
-            row = {"replica": replica, "since_us": since_us, "by": by, "reason": reason}
+            after = Drain(pool, replica, since_us, by, reason)
+            row = {"since_us": since_us, "by": by, "reason": reason}
             connection.execute(
-                insert(tables.drains).values(pool=pool, address=address, **row)
+                insert(tables.drains).values(pool=pool, replica=replica, **row)
                 if before is None
-                else update(tables.drains).where(*_is(pool, address)).values(**row)
+                else update(tables.drains).where(*_is(pool, replica)).values(**row)
             )
             return Change(after, replica, None, None if before is None else before.as_json(), after.as_json())
 
         return await self._act(actor, "upstream.drain", change, if_match)
 
     async def resume_replica(
-        self, actor: Actor | str, pool: str, address: str, *, if_match: IfMatch = None
+        self, actor: Actor | str, pool: str, replica: str, *, if_match: IfMatch = None
     ) -> Drain:
         """Ends a drain, and returns it. Raises `NotFound`."""
 
         def change(connection: Connection, now_us: int) -> Change[Drain]:
-            before = _find(connection, pool, address)
+            before = _find(connection, pool, replica)
             if before is None:
-                raise NotFound("drain", f"{pool} at {address}")
-            connection.execute(delete(tables.drains).where(*_is(pool, address)))
+                raise NotFound("drain", f"{replica} of {pool}")
+            connection.execute(delete(tables.drains).where(*_is(pool, replica)))
             return Change(before, before.replica, None, before.as_json())
 
         return await self._act(actor, "upstream.resume", change, if_match)
@@ -101,17 +97,17 @@ class DrainCommands(AdminCommands):
     async def list_drains(self) -> list[Drain]:
         """Every replica that is drained, the oldest first."""
         columns = tables.drains.c
-        query = select(tables.drains).order_by(columns.since_us, columns.pool, columns.address)
+        query = select(tables.drains).order_by(columns.since_us, columns.pool, columns.replica)
         return await self._database.read(
             lambda connection: [Drain(**row) for row in connection.execute(query).mappings()]
         )
 
 
-def _find(connection: Connection, pool: str, address: str) -> Drain | None:
-    row = connection.execute(select(tables.drains).where(*_is(pool, address))).mappings().first()
+def _find(connection: Connection, pool: str, replica: str) -> Drain | None:
+    row = connection.execute(select(tables.drains).where(*_is(pool, replica))).mappings().first()
     return None if row is None else Drain(**row)
 
 
-def _is(pool: str, address: str) -> tuple[Any, Any]:
+def _is(pool: str, replica: str) -> tuple[Any, Any]:
     columns = tables.drains.c
-    return columns.pool == pool, columns.address == address
+    return columns.pool == pool, columns.replica == replica

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, exists, select, text, update
+from sqlalchemy import Connection, delete, exists, select, update
 
 from tenants.directory import queries
 from tenants.errors import Invalid, TenancyError
@@ -187,10 +187,7 @@ class GatewayRegistry:
         await self._database.write(write)
 
     def _now_us(self, connection: Connection) -> int:
-        if connection.dialect.name == "postgresql":
-            query = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
-            return int(connection.execute(text(query)).scalar_one())
-        return round(self._wall_clock() * 1e6)
+        return queries.now_us(connection, self._wall_clock)
 
 
 def _seen(connection: Connection, now_us: int) -> list[GatewaySeen]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Select, Table, and_, func, select, true
+from sqlalchemy import Connection, RowMapping, Select, Table, and_, func, select, text, true
 from sqlalchemy.sql import ColumnElement
 
 from tenants.directory.records import (
@@ -50,6 +50,14 @@ class Secret:
 
 def revision(connection: Connection) -> int:
     return int(connection.execute(select(directory_revision.c.revision)).scalar_one())
+
+
+def now_us(connection: Connection, wall_clock: Callable[[], float]) -> int:
+    """The database's clock; with SQLite, `wall_clock`."""
+    if connection.dialect.name == "postgresql":
+        query = text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
+        return int(connection.execute(query).scalar_one())
+    return round(wall_clock() * 1e6)
 
 
 def setting(connection: Connection, name: str) -> str | None:

@@ -150,16 +150,16 @@ def late_after_s(interval_s: float) -> float:
 
 
 def replicas_down(replicas: Iterable[tuple[str, str, str]]) -> list[Condition]:
-    """Replicas (model, name, address) that do not serve."""
+    """Replicas (model, name at a gateway, name in the installation) that do not serve."""
     return [
         Condition(
             kinds.REPLICA_DOWN,
-            f"{pool}:{address or name}",
+            f"{pool}:{unique or name}",
             f"the replica {name} of {pool} does not serve",
             page="/console/upstreams",
             evidence={"model": pool, "replica": name},
         )
-        for pool, name, address in replicas
+        for pool, name, unique in replicas
     ]
 
 

@@ -30,6 +30,7 @@ from gateway.domain.call import Call
 from gateway.domain.outcomes import RequestOutcome
 from gateway.pools.pool import PoolSpec
 from gateway.upstream.base import UpstreamLost
+from gateway.upstream.replica_set import ReplicaSet
 from tenants.admin.admin import Admin
 from tenants.admin.commands import LedgerAdjust, PriceSet
 from tenants.admin.ledger import GivenBack
@@ -147,7 +148,8 @@ class House:
             config=GatewayConfig(), gateway_id=gateway_id, database=self.database,
             directory=Directory(self.database, PEPPER),
             admin=unused, ledger=self.ledger, quota_store=self.store, prices=unused,
-            upstreams=(cast(Any, self.engine.seen_by(gateway_id)),), renderer=unused, model_name="m",
+            upstreams=ReplicaSet([cast(Any, self.engine.seen_by(gateway_id))]),
+            renderer=unused, model_name="m",
             wall_clock=self.clock,
         )  # fmt: skip
 
@@ -398,8 +400,8 @@ async def test_a_server_of_another_model_that_is_away_keeps_nothing_open(house: 
     adopter = house.deps("one")
     away = cast(Any, Engine(is_up=False).seen_by("one"))
     unused = cast(Any, None)
-    pools = (PoolSpec("m", adopter.upstreams, unused), PoolSpec("other", (away,), unused))
-    adopter = replace(adopter, upstreams=(*adopter.upstreams, away), pools=pools)
+    pools = (PoolSpec("m", adopter.upstreams, unused), PoolSpec("other", ReplicaSet([away]), unused))
+    adopter = replace(adopter, upstreams=ReplicaSet([*adopter.upstreams, away]), pools=pools)
     report = await recovery.adopt(adopter, dead, STALE_S, frozenset())
     assert (report.recovered, report.lost, report.left_open) == (1, 1, 0)
     assert await house.used() == (22, 0)

@@ -18,6 +18,7 @@ from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.console.forms import MAX_FIELDS, MAX_FORM_BYTES
 from gateway.deps import GatewayDeps
+from gateway.upstream.replica_set import ReplicaSet
 from tenants.admin.admin import Admin
 from tenants.admin.audit import LINK, Actor
 from tenants.admin.commands import TenantCreate
@@ -90,7 +91,8 @@ async def house_on(url: str, pepper: bytes) -> AsyncIterator[House]:
         return GatewayDeps(
             config=config, gateway_id=name, database=on, directory=Directory(on, pepper),
             admin=Admin(on, pepper, clock), ledger=Ledger(on), quota_store=MemoryQuotaStore(clock),
-            prices=nothing, upstreams=(), renderer=nothing, model_name="m", clock=clock, wall_clock=clock,
+            prices=nothing, upstreams=ReplicaSet(), renderer=nothing, model_name="m",
+            clock=clock, wall_clock=clock,
         )  # fmt: skip
 
     both = [deps_of("here", database), deps_of("there", other, CONSOLE_URL)]

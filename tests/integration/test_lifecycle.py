@@ -53,6 +53,7 @@ from gateway.upstream.base import (
     Wording,
 )
 from gateway.upstream.capabilities import PLAIN_TEXT
+from gateway.upstream.replica_set import ReplicaSet
 from tenants.ledger.ledger import Ledger
 from tenants.ledger.rows import LedgerRow
 from tenants.pricing.pricing import Price, PriceBook, PriceEntry, TokenWeights, uniform_book
@@ -218,7 +219,7 @@ class House:
             "vtc", ServiceCounters(), max_queued=3, max_queued_per_tenant=2, queue_ttl_s=[self.ttl_s] * 3,
             window=WindowRule(0, 1.0), log_records=100,
         )  # fmt: skip
-        self.dispatcher = Dispatcher(self.flow, [self.engine], clock, engine_grace_s=0.0)
+        self.dispatcher = Dispatcher(self.flow, ReplicaSet([self.engine]), clock, engine_grace_s=0.0)
         self.prices = uniform_book(self.price)
         self.holds = Holds(
             self.ledger,

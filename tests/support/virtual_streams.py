@@ -30,6 +30,7 @@ from gateway.requests.lifecycle import Lifecycle, LifecycleLimits
 from gateway.requests.run import Closed, Run
 from gateway.upstream.base import OnService, Wording
 from gateway.upstream.capabilities import PLAIN_TEXT
+from gateway.upstream.replica_set import ReplicaSet
 from tenants.ledger.ledger import Ledger
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.quota.memory import MemoryQuotaStore
@@ -177,7 +178,7 @@ class VirtualStreams:
             "vtc", ServiceCounters(), max_queued=1_000, max_queued_per_tenant=1_000, queue_ttl_s=[1e9] * 3,
             window=WindowRule(2, 1.0), log_records=10,
         )  # fmt: skip
-        self._dispatcher = Dispatcher(flow, [self.upstream], self.clock, engine_grace_s=1e9)
+        self._dispatcher = Dispatcher(flow, ReplicaSet([self.upstream]), self.clock, engine_grace_s=1e9)
         self._books = Holds(
             self.ledger, self.store, "gw", lease_ttl_s=3_600, wall_clock=lambda: EPOCH_S + self.clock(),
             all_limits=list,

@@ -5,7 +5,7 @@ From load reports, once a second; totals restart with an engine. Other servers r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,7 +57,7 @@ class EngineMeter:
         self._seen: dict[str, EngineTotals] = {}
         self._last_s: float | None = None
 
-    def sample(self, now_s: float, wall_s: float, replicas: Sequence[SeenReplica]) -> None:
+    def sample(self, now_s: float, wall_s: float, replicas: Iterable[SeenReplica]) -> None:
         """The first call only starts the count."""
         since_s, self._last_s = self._last_s, now_s
         elapsed_us = 0 if since_s is None else round((now_s - since_s) * 1e6)

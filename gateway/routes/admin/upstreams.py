@@ -62,7 +62,7 @@ async def drain_replica(request: Request, replica: FromPath[str]) -> Response[by
     gateway = gateway_of(request)
     pool, upstream = find_replica(gateway, replica)
     drain = await gateway.deps.admin.drain_replica(
-        actor(request), pool, upstream.address, upstream.replica_id, wanted, if_match=if_match(request)
+        actor(request), pool, upstream.name, wanted, if_match=if_match(request)
     )
     return await changed(request, drain.as_json(), stored=drain.as_json())
 

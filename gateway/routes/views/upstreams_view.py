@@ -31,7 +31,7 @@ async def upstreams_of(gateway: Gateway) -> dict[str, Any]:
     counts, missing = await gateway.fleet.in_flight()
     drains = {drain.identity: drain for drain in gateway.drains.now}
     known = {
-        (pool.name, upstream.address) for pool in gateway.pools.values() for upstream in pool.spec.upstreams
+        (pool.name, upstream.name) for pool in gateway.pools.values() for upstream in pool.spec.upstreams
     }
     return {
         "object": "list",
@@ -56,8 +56,8 @@ def _pool(
         "replicas": [
             _replica(
                 upstream,
-                drains.get((pool.name, upstream.address)),
-                counts[pool.name, upstream.address],
+                drains.get((pool.name, upstream.name)),
+                counts[pool.name, upstream.name],
                 missing,
             )
             for upstream in pool.spec.upstreams
@@ -96,18 +96,17 @@ def find_drain(gateway: Gateway, name: str) -> Drain:
     try:
         pool, upstream = find_replica(gateway, name)
     except NotFound:
-        elsewhere = [drain for drain in gateway.drains.now if drain.replica == name]
+        found = [drain for drain in gateway.drains.now if drain.replica == name]
     else:
-        elsewhere = [drain for drain in gateway.drains.now if drain.identity == (pool, upstream.address)]
-    if not elsewhere:
+        found = [drain for drain in gateway.drains.now if drain.identity == (pool, upstream.name)]
+    if not found:
         raise NotFound("drain", name)
-    if len(elsewhere) > 1:
-        where = ", ".join(replica.address for replica in elsewhere)
+    if len(found) > 1:
+        pools = ", ".join(drain.pool for drain in found)
         raise Invalid(
-            "replica",
-            f"{len(elsewhere)} drained replicas are called {name!r} ({where}): ask a gateway that has it",
+            "replica", f"drained replicas of {pools} are called {name!r}: ask a gateway that has the one"
         )
-    return elsewhere[0]
+    return found[0]
 
 
 def aliases_of(gateway: Gateway) -> list[dict[str, Any]]:

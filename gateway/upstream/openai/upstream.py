@@ -145,8 +145,11 @@ class OpenAIUpstream:
         return self.server.name
 
     @property
+    def name(self) -> str:
+        return self.server.name
+
+    @property
     def address(self) -> str:
-        """Its address, unique among all servers: two gateways that name it call it by other names."""
         return self.server.url
 
     @property

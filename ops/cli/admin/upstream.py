@@ -40,7 +40,7 @@ def list_() -> None:
        "queued": {"interactive": 0, "standard": 0, "batch": 0},
        "replicas": [{"replica_id": "llama-a", "kind": "openai", "url": "http://10.0.0.5:8000/v1",
        "state": "draining", "in_flight": 3, "refusal": "", "drain": {"pool": "llama", "replica": "llama-a",
-       "address": "http://10.0.0.5:8000/v1", "since": "2026-01-31T18:00:00+00:00", "by": "cli:root",
+       "since": "2026-01-31T18:00:00+00:00", "by": "cli:root",
        "reason": "new driver"}, …}]}], "drained_elsewhere": [], "gateways_missing": 0}
     """
     document = call(require_server(), "GET", "/upstreams")
@@ -61,7 +61,7 @@ def _show(document: dict[str, Any]) -> None:
         for shown in pool["replicas"]
     ]
     rows += [
-        (row["replica"], row["pool"], "drained, elsewhere", "", row["address"], _about(row))
+        (row["replica"], row["pool"], "drained, elsewhere", "", "", _about(row))
         for row in document["drained_elsewhere"]
     ]
     table("replicas", ("replica", "model", "state", "running", "address", "why"), rows)
@@ -82,7 +82,7 @@ def drain(replica: str, reason: str) -> None:
 
     \b
     --json answers:
-      {"pool": "llama", "replica": "llama-a", "address": "http://10.0.0.5:8000/v1",
+      {"pool": "llama", "replica": "llama-a",
        "since": "2026-01-31T18:00:00+00:00", "by": "control", "reason": "new driver"}
     """
     shown = call(require_server(), "POST", f"/upstreams/{_part(replica)}/drain", body={"reason": reason})
@@ -100,7 +100,7 @@ def resume(replica: str) -> None:
 
     \b
     --json answers the drain that has ended:
-      {"pool": "llama", "replica": "llama-a", "address": "http://10.0.0.5:8000/v1", …}
+      {"pool": "llama", "replica": "llama-a", …}
     """
     shown = call(require_server(), "POST", f"/upstreams/{_part(replica)}/resume")
     answer(shown, f"{shown['replica']} of {shown['pool']} gets new requests again")

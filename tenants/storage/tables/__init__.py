@@ -6,7 +6,7 @@ audit but its head are append-only: triggers created by the migration refuse UPD
 
 from tenants.storage.tables.audit import audit, audit_checkpoints, audit_head, audit_persons, audit_tiles
 from tenants.storage.tables.base import metadata
-from tenants.storage.tables.cluster import drains, gateways, idempotent_answers
+from tenants.storage.tables.cluster import drains, gateways, idempotent_answers, placed_engines
 from tenants.storage.tables.counts import (
     calibration_counts,
     control_moves,
@@ -94,6 +94,7 @@ __all__ = [
     "people",
     "person_links",
     "person_sessions",
+    "placed_engines",
     "prices",
     "progress",
     "projects",

@@ -36,16 +36,28 @@ gateways = Table(
     Column("served_revision", BigInteger),
 )
 
-# Replicas without new requests in any gateway, by model and address: `replica` is one gateway's name.
+# Replicas without new requests in any gateway, by model and by the replica's name in the installation.
 drains = Table(
     "drains",
     metadata,
     Column("pool", String(128), primary_key=True),
-    Column("address", String(512), primary_key=True),
-    Column("replica", String(64), nullable=False),
+    Column("replica", String(160), primary_key=True),
     Column("since_us", BigInteger, nullable=False),
     Column("by", String(128), nullable=False),
     Column("reason", String(200), nullable=False),
+)
+
+# Engines that a placer says to run. A gateway that hears one goes on with it whatever is here.
+placed_engines = Table(
+    "placed_engines",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("address", String(256), nullable=False),
+    # By the database's clock: the placer writes it anew while the engine runs.
+    Column("until_us", BigInteger, nullable=False),
+    # The placer, and where it runs: for people.
+    Column("placed_by", String(128), nullable=False),
+    Column("place", String(128), nullable=False),
 )
 
 # One row per `Idempotency-Key` in use: its request and, once that has ended, its answer.

@@ -132,10 +132,10 @@ def tokens_per_s(now: FleetNow, before: FleetNow | None) -> float | None:
 def replica_rows(
     now: Iterable[ReplicaNow], before: Iterable[ReplicaNow]
 ) -> list[tuple[ReplicaNow, float | None]]:
-    earlier = {(replica.pool, replica.address): replica for replica in before}
+    earlier = {(replica.pool, replica.name): replica for replica in before}
     rows = []
     for replica in now:
-        was = earlier.get((replica.pool, replica.address))
+        was = earlier.get((replica.pool, replica.name))
         steps = 0 if was is None else replica.steps - was.steps
         batch = (replica.batch_sum - was.batch_sum) / steps if was is not None and steps > 0 else None
         rows.append((replica, batch))

@@ -212,9 +212,7 @@ async def drain(request: Request, replica: FromPath[str]) -> Response[str]:
     pool, upstream = find_replica(gateway, replica)
     reason = visit.form.get("reason", "").strip()
     try:
-        await gateway.deps.admin.drain_replica(
-            visit.actor, pool, upstream.address, upstream.replica_id, ReplicaDrain(reason=reason)
-        )
+        await gateway.deps.admin.drain_replica(visit.actor, pool, upstream.name, ReplicaDrain(reason=reason))
     except FORM_ERRORS as error:
         return await _asked(request, replica, reason, problem_of(error, fields=("reason",)))
     return await _done(request, "drain", replica)

@@ -12,6 +12,7 @@ from gateway.pools.catalogue import Alias, Catalogue, Chain, alias_as_json
 from gateway.pools.pool import PoolSpec
 from gateway.requests.prompt import EstimatedRenderer
 from gateway.upstream.openai.config import UpstreamSettings
+from gateway.upstream.replica_set import ReplicaSet
 from ops.serving.upstream_pools import pools_of
 from ops.settings.settings import BadSetting, load
 from tenants.errors import Invalid
@@ -193,7 +194,7 @@ async def test_replicas_of_one_model_stand_in_for_each_other() -> None:
 
 
 async def test_a_server_of_our_engines_model_joins_its_pool() -> None:
-    own = PoolSpec("m", (), EstimatedRenderer())
+    own = PoolSpec("m", ReplicaSet(), EstimatedRenderer())
     (pool,), (joined,) = pools_of((server("a"),), {}, own)
     assert pool.name == "m"
     assert pool.upstreams == (joined,)

@@ -183,7 +183,7 @@ def test_every_knob_of_a_gateway_and_its_engines_turns_what_it_is_called() -> No
     flow, requests = queue(), Requests()
     lifecycle: Any = requests
     engine: Any = Turned()
-    setters = setters_of(flow, lifecycle, [engine, engine])
+    setters = setters_of(flow, lifecycle, lambda: [engine, engine], has_engines=True)
     setters[Knob.ADMISSION](0.25)
     setters[Knob.EARLY_REFUSAL](1.5)
     setters[Knob.RESERVE_QUANTILE](0.7)
@@ -191,11 +191,11 @@ def test_every_knob_of_a_gateway_and_its_engines_turns_what_it_is_called() -> No
     assert (admission.strictness, admission.factor, requests.reserve_quantile) == (0.25, 1.5, 0.7)
     assert set(setters) == set(DEFAULT_BOUNDS) - {Knob.QUOTA}, "all there are of a queue and its engines"
     lent: list[float] = []
-    lending = setters_of(flow, lifecycle, [], quota=lent.append)
+    lending = setters_of(flow, lifecycle, list, has_engines=False, quota=lent.append)
     lending[Knob.QUOTA](0.25)
     assert lent == [0.25]
-    assert Knob.TOKEN_BUDGET not in setters_of(flow, lifecycle, []), "others' engines"
-    foreign = setters_of(flow, lifecycle, [engine], is_foreign=True)
+    assert Knob.TOKEN_BUDGET not in setters_of(flow, lifecycle, list, has_engines=False), "others' engines"
+    foreign = setters_of(flow, lifecycle, lambda: [engine], has_engines=True, is_foreign=True)
     assert set(setters) - set(foreign) == {Knob.TOKEN_BUDGET}, "our plug-in has no tokens of a step to give"
     setters[Knob.TOKEN_BUDGET](0.5)
     assert engine.told == [EngineKnobs(token_share=0.5)] * 2, "every replica's"

@@ -45,7 +45,7 @@ class Load:
             self.flow,
             [self.engine],
             _any(self),
-            setters_of(self.flow, lifecycle, [self.engine]),
+            setters_of(self.flow, lifecycle, lambda: [self.engine], has_engines=True),
             attainment=lambda: self.said["attainment"],
             prefix_hits=lambda: self.said["hits"],
             expected_late=lambda now_s: self.said["late"],
@@ -150,7 +150,8 @@ def test_what_prometheus_and_the_status_page_get() -> None:
 def test_advice_decides_nothing_and_says_one_line_a_move(caplog: pytest.LogCaptureFixture) -> None:
     at = Load()
     advising = ControlLoop(
-        ControlMode.ADVICE, "m", at.flow, [at.engine], LengthForecast(), setters_of(at.flow, at.requests, [])  # type: ignore[arg-type]
+        ControlMode.ADVICE, "m", at.flow, [at.engine], LengthForecast(),  # type: ignore[arg-type]
+        setters_of(at.flow, at.requests, list, has_engines=False),  # type: ignore[arg-type]
     )  # fmt: skip
     at.engine.snapshot = snapshot_of(99)
     with caplog.at_level("INFO", "fairgate.gateway.control"):

@@ -12,6 +12,7 @@ from gateway.flow.window import Replica
 from gateway.pools.pool import Lifecycles, ModelPool, PoolSpec
 from gateway.requests.prompt import EstimatedRenderer
 from gateway.upstream.capabilities import PLAIN_TEXT, Capabilities
+from gateway.upstream.replica_set import ReplicaSet
 from tests.support.builders import flow_controller
 
 
@@ -37,7 +38,7 @@ def pool_of(*replicas: Announced) -> ModelPool:
     upstreams: Any = replicas
     unused: Any = None
     flow = flow_controller(lookahead=2, ageing_s=[100.0] * 3)
-    return ModelPool(PoolSpec("m", upstreams, EstimatedRenderer()), flow, unused, unused, unused)
+    return ModelPool(PoolSpec("m", ReplicaSet(upstreams), EstimatedRenderer()), flow, unused, unused, unused)
 
 
 def test_what_is_long_goes_by_the_smallest_context_that_was_announced() -> None:

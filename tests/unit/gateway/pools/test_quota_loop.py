@@ -57,7 +57,13 @@ class Pool:
         self.engine = IdleEngine(Snapshot("a", 1, 1.0, [], [], 100, 0, 0, 100, PRIOR, {}, 0))
         engines: list[Any] = [self.engine]
         own: Any = OwnKnobs(Admission())
-        setters = setters_of(self.flow, own, engines, quota=lambda share: self.lend("tiny", share))
+        setters = setters_of(
+            self.flow,
+            own,
+            lambda: engines,
+            has_engines=bool(engines),
+            quota=lambda share: self.lend("tiny", share),
+        )
         self.loop = ControlLoop(mode, "tiny", self.flow, engines, LengthForecast(), setters)
 
     def lend(self, model: str, share: float) -> None:
