@@ -76,8 +76,8 @@ def setters_of(
     quota: Callable[[float], None] | None = None,
 ) -> Setters:
     """All knobs that a gateway can set. `engines`: those with our scheduler, if any; `is_foreign`: some are
-    other servers, with step sizes of their own; `own_rests`: the policy's engine numbers; `quota`: sets the spare
-    capacity by which token buckets refill; None: no such knob."""
+    other servers, with step sizes of their own; `own_rests`: the policy's engine numbers; `quota`: sets the
+    spare capacity by which token buckets refill; None: no such knob."""
 
     def send(knobs: EngineKnobs) -> None:
         for engine in engines():

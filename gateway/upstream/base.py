@@ -204,8 +204,8 @@ class Upstream(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the replica in the whole installation: queue, drains and gateways' rows know it by this, wherever
-        it runs. `replica_id`, except of an engine that only this gateway reaches."""
+        """Of the replica in the whole installation, wherever it runs: queue, drains and gateways' rows go by
+        it. `replica_id`, except of an engine that only this gateway reaches."""
         ...
 
     @property
