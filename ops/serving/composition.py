@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from litestar import Litestar
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from engine.client.client import EngineClient
 from engine.client.keys import KeysRefused, gateway_keys
@@ -53,7 +53,8 @@ from gateway.upstream.local_engine import LocalEngine
 from gateway.upstream.openai.upstream import OpenAIUpstream
 from gateway.upstream.replica_set import ReplicaSet
 from ops.serving import audit_key, datadir
-from ops.serving.supervisor import EngineSupervisor, SharedEngine, engine_address
+from ops.serving.supervised import Supervisors, open_supervised
+from ops.serving.supervisor import SharedEngine, engine_address
 from ops.serving.upstream_pools import pools_of
 from ops.serving.whatif_runner import WhatIfRunner
 from ops.settings.settings import BadSetting, Settings
@@ -84,7 +85,7 @@ class Running:
     settings: Settings
     admin: Admin
     directory: Directory
-    supervisor: EngineSupervisor | SharedEngine | AbsentEngine
+    supervisor: Supervisors | SharedEngine | AbsentEngine
     app: Litestar
     gateway: Gateway
     control_token: str
@@ -100,7 +101,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         | {
             "address": engine_address(settings.data_dir),
             # Gateway and clients need cores, too: an engine that competes for the last one slows to a crawl.
-            "threads": settings.engine.threads or max(1, (os.cpu_count() or 2) // 2),
+            "threads": settings.engine.threads or max(1, (os.cpu_count() or 2) // 2 // settings.engine.count),
         },
         model_dir=settings.model,
         data_dir=settings.data_dir,
@@ -259,34 +260,29 @@ async def seed_prices(settings: Settings, admin: Admin) -> None:
 class AbsentEngine:
     """Takes the place of a supervisor in a gateway without an engine of its own."""
 
-    async def start(self) -> None:
-        """Nothing to start."""
-
     async def ready(self, timeout_s: float) -> None:
         """Nothing to wait for."""
 
-    async def stop(self) -> None:
-        """Nothing to stop."""
 
-
-async def open_engine(
+async def open_engines(
     settings: Settings, renderer: PromptRenderer, gateway_id: str, closing: contextlib.AsyncExitStack
-) -> tuple[EngineSupervisor | SharedEngine, LocalEngine]:
-    """Our own engine: started, or shared with others. Raises `Invalid` for a tcp address without keys."""
-    options = engine_options(settings)
-    if settings.engine.address:
-        options = replace(options, address=settings.engine.address)
+) -> tuple[Supervisors | SharedEngine, tuple[LocalEngine, ...]]:
+    """Our own engines: started, or one shared with others. Raises `Invalid` for a tcp address without keys,
+    and for more engines than there is room for."""
+    options, model_id = engine_options(settings), settings.model.resolve().name
+    able = own_capabilities(renderer.own_form, renderer.template_reads)
+    address = settings.engine.address
+    if not address:
+        return await open_supervised(options, model_id, gateway_id, able, closing)
+    if options.count > 1:
+        raise Invalid("engine.count", f"is {options.count}, but the engine at {address} is started elsewhere")
     try:
-        keys = gateway_keys(options.address, settings.data_dir)
+        keys = gateway_keys(address, settings.data_dir)
     except KeysRefused as error:
         raise Invalid("engine.address", str(error)) from None
-    client = EngineClient(options.address, gateway_id, keys=keys)
+    client = EngineClient(address, gateway_id, keys=keys)
     closing.push_async_callback(client.close)
-    supervisor = SharedEngine(client) if settings.engine.address else EngineSupervisor(options, client)
-    await supervisor.start()
-    closing.push_async_callback(supervisor.stop)
-    able = own_capabilities(renderer.own_form, renderer.template_reads)
-    return supervisor, LocalEngine(options.engine_id, client, settings.model.resolve().name, able)
+    return SharedEngine(client), (LocalEngine(options.engine_id, client, model_id, able),)
 
 
 def engine_sampling(settings: Settings) -> SamplingParams:
@@ -334,13 +330,12 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
         sharing = sharing_of(settings, gateway_id)
         quota_store = await open_quota_store(settings, closing, sharing)
         config = gateway_config(settings)
-        supervisor: EngineSupervisor | SharedEngine | AbsentEngine = AbsentEngine()
+        supervisor: Supervisors | SharedEngine | AbsentEngine = AbsentEngine()
         engines: tuple[LocalEngine, ...] = ()
         own: PoolSpec | None = None
         if settings.engine.serve:
             renderer = PromptRenderer(settings.model, config.special_tokens_in_text)
-            supervisor, engine = await open_engine(settings, renderer, gateway_id, closing)
-            engines = (engine,)
+            supervisor, engines = await open_engines(settings, renderer, gateway_id, closing)
             own = PoolSpec(
                 settings.served_model_name,
                 ReplicaSet(engines),

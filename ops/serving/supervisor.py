@@ -100,15 +100,9 @@ class SharedEngine:
     def __init__(self, client: EngineClient) -> None:
         self._client = client
 
-    async def start(self) -> None:
-        """Nothing: it runs, or it will."""
-
     async def ready(self, timeout_s: float = 120.0) -> Ready:
         """Connects the client and waits until the engine serves. Raises `EngineUnavailable`."""
         return await self._client.connect(timeout_s)
-
-    async def stop(self) -> None:
-        """Nothing: others use it."""
 
 
 class EngineSupervisor:
