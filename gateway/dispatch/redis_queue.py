@@ -223,7 +223,7 @@ class RedisQueue:
         ticket = self.flow.ticket(entry_id) if self.flow.runs(entry_id) else None
         self.flow.finish(entry_id, input_tokens, output_tokens, now_s)
         if ticket is not None and not self.is_alone:
-            had = ticket.before
+            had = ticket.had
             self._session.finished(entry_id, input_tokens - had[0], output_tokens - had[1])
             self._defer()
 
@@ -240,9 +240,7 @@ class RedisQueue:
         if ticket is None or before is None:
             return False
         if not self.is_alone:
-            self._session.finished(
-                entry_id, input_tokens - before.before[0], output_tokens - before.before[1]
-            )
+            self._session.finished(entry_id, input_tokens - before.had[0], output_tokens - before.had[1])
             self._session.arrived(ticket)
         return True
 

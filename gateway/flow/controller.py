@@ -212,10 +212,11 @@ class FlowController:
         if flight is None:
             return None
         ticket, entry = flight.ticket, flight.ticket.entry
-        had = input_tokens - ticket.before[0], output_tokens - ticket.before[1]
+        had = input_tokens - ticket.had[0], output_tokens - ticket.had[1]
         self.finish(entry_id, input_tokens, output_tokens, now_s)
         rest = replace_fields(
             entry,
+            arrived_s=now_s,
             input_tokens=max(0, entry.input_tokens - had[0]),
             predicted_output_tokens=max(1, flight.predicted_output_tokens - had[1]),
             predicted_high_tokens=max(0, entry.predicted_high_tokens - had[1]),
@@ -344,7 +345,7 @@ class FlowController:
         """`output_tokens` so far, all sequences together; charges what exceeds the prediction."""
         flight = self.dispatched.get(entry_id)
         if flight is not None:
-            output_tokens -= flight.ticket.before[1]
+            output_tokens -= flight.ticket.had[1]
             is_first = flight.output_tokens == 0 < output_tokens
             emitted = self.dispatched.progress(entry_id, output_tokens, live_sequences)
             self._tenants.emitted(flight.ticket.entry, emitted, is_first=is_first)
@@ -354,7 +355,7 @@ class FlowController:
         flight = self.dispatched.get(entry_id)
         if flight is None:
             return
-        announced, entry, before = flight.announced_cost, flight.ticket.entry, flight.ticket.before[1]
+        announced, entry, before = flight.announced_cost, flight.ticket.entry, flight.ticket.had[1]
         foreseen_tokens = foreseen_tokens[0] - before, foreseen_tokens[1] - before
         counter = self._running_counter(flight)
         self.dispatched.foresee(flight, foreseen_tokens)
@@ -376,8 +377,8 @@ class FlowController:
         flight = self.dispatched.get(entry_id)
         if flight is None:
             return
-        input_tokens -= flight.ticket.before[0]
-        output_tokens -= flight.ticket.before[1]
+        input_tokens -= flight.ticket.had[0]
+        output_tokens -= flight.ticket.had[1]
         entry = flight.ticket.entry
         counter, beyond = self._running_counter(flight), flight.beyond_cost
         cost = self.dispatched.finish(flight, input_tokens, output_tokens, now_s)

@@ -193,7 +193,7 @@ class ScriptedEngine:
 TIME_LIMITS = LifecycleLimits(
     tell_after_s=1.0,
     reserve_quantile=0.9, outcome_wait_s=0.2, settle_wait_s=5.0, hold_wait_s=0.3, accounts_wait_s=5.0,
-    slow_reader_s=0.2, max_buffered_events=100, max_buffered_bytes=10**6, max_fed_waiting=100,
+    slow_reader_s=0.2, moves=3, max_buffered_events=100, max_buffered_bytes=10**6, max_fed_waiting=100,
     feed_wait_s=dict.fromkeys(Tier, 60.0),
 )  # fmt: skip
 

@@ -140,7 +140,7 @@ class PoolSession:
         ticket = self.mirror.ticket(entry_id)
         if ticket is None:
             return
-        output_tokens -= ticket.before[1]
+        output_tokens -= ticket.had[1]
         flight = self.mirror.dispatched.get(entry_id)
         predicted = (ticket.entry if flight is None else flight).predicted_output_tokens
         if output_tokens > predicted or live_sequences < ticket.sequences:
