@@ -275,10 +275,10 @@ def _open_requests(url: str, tenant_ids: Collection[str]) -> int:
 def _rows(url: str, tenant_ids: Collection[str]) -> list[AuditedRow]:
     query = "SELECT * FROM ledger WHERE tenant_id = ANY(%s) ORDER BY id"
     with psycopg.connect(url, connect_timeout=10, row_factory=dict_row) as connection:
-        return [_row(row) for row in connection.execute(query, [list(tenant_ids)])]
+        return [audited_row(row) for row in connection.execute(query, [list(tenant_ids)])]
 
 
-def _row(row: Mapping[str, Any]) -> AuditedRow:
+def audited_row(row: Mapping[str, Any]) -> AuditedRow:
     detail = row["detail"]
     detail = json.loads(detail) if isinstance(detail, str) else detail
     columns = {name: row[name] for name in COLUMNS}
