@@ -29,7 +29,7 @@ def upstream() -> None:
       fairgate upstream resume llama-a
 
     A drained replica gets no new requests, from any gateway of the database, also after restarts. What runs
-    on an engine of ours moves to others; on another server it ends there. What waits goes to the model's other
+    on an engine of ours moves to others; on another server it ends there. What waits goes to the other
     replicas. Where there is none, requests are
     treated as while a replica is away: refused as `engine_unavailable`.
     """
