@@ -126,12 +126,9 @@ def drain(replica: str, reason: str, within_s: float) -> None:
 def _now(server: ServerFile, replica: str) -> dict[str, Any]:
     pools = call(server, "GET", "/upstreams")["data"]
     found = [each for pool in pools for each in pool["replicas"] if each["replica_id"] == replica]
-    # A member that has left is gone for good.
-    return (
-        {name: found[0][name] for name in ("state", "in_flight")}
-        if found
-        else {"state": "drained", "in_flight": 0}
-    )
+    if not found:  # a member that has left
+        return {"state": "drained", "in_flight": 0}
+    return {"state": found[0]["state"], "in_flight": found[0]["in_flight"]}
 
 
 @upstream.command(cls=Command)
