@@ -202,6 +202,8 @@ class Dispatcher:
         self.pump_soon()
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int) -> None:
+        """It is over: also one that waits for another place."""
+        self._turns.pop(entry_id, None)
         self._backend.finish(entry_id, input_tokens, output_tokens, self._clock())
         self.pump()
 

@@ -95,10 +95,7 @@ class Relocation:
         until_s = math.inf if cause == DRAINED else now_s + self._wait_s[call.tier]
         if cause == LOST and run.expires_s is not None and run.expires_s > now_s:
             until_s = min(until_s, run.expires_s)
-        try:
-            turn = await self._dispatcher.put_back(call.request_id, *had, until_s)
-        finally:
-            self._dispatcher.leave(call.request_id)
+        turn = await self._dispatcher.put_back(call.request_id, *had, until_s)
         after = turn.upstream
         if after is before.upstream and before.upstream.is_up and cause == DRAINED:
             run.turn = turn  # it is back in rotation
