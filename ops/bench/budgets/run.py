@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from engine.client.client import EngineUnavailable
-from ops.bench.budgets.audit import KEYS, Witness, gather, judge
+from ops.bench.budgets.audit import COUNTED, KEYS, Witness, gather, judge
 from ops.bench.budgets.scenarios import BudgetScenario, Question, ScenarioContext, questions, scenarios
 from ops.bench.budgets.testbed import ScenarioFailed, Testbed, open_testbed
 from ops.bench.common.attempts import TIMEOUT_S
@@ -24,8 +24,8 @@ from ops.sandbox.server import ServerFailed
 
 SCENARIO_S = 60.0
 NOTED = ("tokens_per_s", "served", "refused", "cut", "left", "replays", "serving_again_s", "uncertain_tokens",
-         "unseen_tokens", "pages")  # fmt: skip
-COUNTED = ("charged_tokens", "uncertain_tokens", "unseen_tokens")
+         "unseen_tokens", "pages", "instants", "streams", "moves", "broken_streams", "other_streams",
+         "pause_p50_s", "pause_max_s")  # fmt: skip
 
 Progress = Callable[[str, int, int], None]
 """Called with the current activity, the number of ended scenarios and of all."""
@@ -126,10 +126,8 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
 
 def show(report: dict[str, Any]) -> None:
     rows = report["scenarios"]
-    if cells := [_row(row) for row in rows if "instants" not in row]:
-        Report("Budgets through crashes", [(heading, heading) for heading in cells[0]], cells).show()
-    if survived := [row for row in rows if "instants" in row]:
-        survive.show(survived)
+    cells = [_row(row) for row in rows]
+    Report("Budgets through crashes", [(heading, heading) for heading in cells[0]], cells).show()
     for row in rows:
         if noted := [f"{name} {row[name]}" for name in NOTED if row.get(name)]:
             click.echo(f"  {row['scenario']}: {', '.join(noted)}")

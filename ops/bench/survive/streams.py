@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
-from ops.bench.budgets.testbed import BudgetTenant
-from ops.bench.common.http_client import HttpBroken, LoadHttpClient
+from ops.bench.common.attempts import ClientAttempt
 
-COUNT = [{"role": "user", "content": "Count from 1 to 60."}]
-PERSON = [{"role": "user", "content": "Ada is 36 years old. Write it as JSON with name and age."}]
-ADDING = [{"role": "user", "content": "What is 3 + 4? Use add."}]
-LONG = {"max_tokens": 160, "ignore_eos": True}
-DRAWN = {"temperature": 1.8, "seed": 7, **LONG}
-"""Hot: the shipped model counts without a mistake otherwise, whatever is drawn."""
+HOT = {"temperature": 1.8, "max_tokens": 160, "ignore_eos": True}
+"""Less hot, the shipped model counts without a mistake, whatever is drawn."""
+DRAWN = {**HOT, "seed": 7}
+COOL = {**HOT, "temperature": 0}
 NUMBER = {"type": "integer", "minimum": 0, "maximum": 99}
 TEXT = {"type": "string", "minLength": 20, "maxLength": 40}
 SCHEMA = {
@@ -25,129 +21,84 @@ SCHEMA = {
     "required": ["name", "town", "ages"],
 }
 TOOL = {"type": "object", "properties": {"left": NUMBER, "why": TEXT}, "required": ["left", "why"]}
-BUDGET_TOKENS = 90
-RATE_PER_S = 80.0
-RATE_BURST = 20
 LOGPROB_ERROR = 0.01
 """Between the same draws in batches of another size."""
+SEEDLESS, RATE, BUDGET = "seedless", "rate", "budget"
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    "seeded": DRAWN,
+    SEEDLESS: HOT,
+    "greedy": COOL,
+    "penalties": {**DRAWN, "frequency_penalty": 0.6, "presence_penalty": 0.4},
+    # All but the end of the first one comes; the second one ends the stream.
+    "stop": {**COOL, "stop": [", 4, 5, 6, 7, 9", "51, 52"]},
+    "logprobs": {**DRAWN, "logprobs": True, "top_logprobs": 3},
+    "n": {**DRAWN, "n": 2},
+    "schema": {
+        "seed": 7,
+        "messages": [{"role": "user", "content": "Ada is 36 years old. Write it as JSON with name and age."}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}},
+    },
+    "tools": {
+        "seed": 7,
+        "messages": [{"role": "user", "content": "What is 3 + 4? Use add."}],
+        "tools": [{"type": "function", "function": {"name": "add", "parameters": TOOL}}],
+        "tool_choice": "required",
+    },
+    RATE: DRAWN,
+    BUDGET: {"temperature": 1.8, "seed": 7, "ignore_eos": True},
+}
+"""Further fields of the body, by kind."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamKind:
-    name: str
-    fields: Mapping[str, Any]
-    messages: Sequence[Mapping[str, str]] = ()
-    """Empty: `COUNT`."""
-    is_repeatable: bool = True
-    """False: without a seed each run has draws of its own, so that only its end and its bill are compared."""
+def body_of(kind: str, model: str) -> dict[str, Any]:
+    asked = [{"role": "user", "content": "Count from 1 to 60."}]
+    return {"model": model, "messages": asked, "stream": True, "logprobs": False, **KINDS[kind]}
 
 
-KINDS = (
-    StreamKind("seeded", DRAWN),
-    StreamKind("seedless", {"temperature": 1.8, **LONG}, is_repeatable=False),
-    StreamKind("greedy", {"temperature": 0, **LONG}),
-    StreamKind("penalties", {"frequency_penalty": 0.6, "presence_penalty": 0.4, **DRAWN}),
-    # Each number begins the first one anew; the second one ends the stream.
-    StreamKind("stop", {"temperature": 0, "stop": [", 4, 5, 6, 7, 9", "51, 52"], **LONG}),
-    StreamKind("logprobs", {"logprobs": True, "top_logprobs": 3, **DRAWN}),
-    StreamKind("n", {"n": 2, **DRAWN}),
-    StreamKind(
-        "schema",
-        {
-            "temperature": 0.9,
-            "seed": 7,
-            "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}},
-        },
-        PERSON,
-    ),
-    StreamKind(
-        "tools",
-        {
-            "temperature": 0.9,
-            "seed": 7,
-            "tools": [{"type": "function", "function": {"name": "add", "parameters": TOOL}}],
-            "tool_choice": "required",
-        },
-        ADDING,
-    ),
-    StreamKind("rate", DRAWN),
-    StreamKind("budget", {"temperature": 1.8, "seed": 7, "ignore_eos": True}),
-)
+class ReceivedStream:
+    """Filled chunk by chunk; `attempt` is there at its end."""
 
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.attempt = ClientAttempt("")
+        self.moves = 0
+        self.longest_pause_s = 0.0
+        """Between two chunks."""
+        self._said: dict[int, str] = defaultdict(str)
+        """By choice: text, calls of tools and the reason of the end."""
+        self._logprobs: list[tuple[str, float]] = []
+        self._last_s = 0.0
 
-@dataclass(slots=True)
-class Received:
-    kind: StreamKind
-    tenant_id: str
-    status: int = 0
-    request_id: str = ""
-    failure: str = ""
-    """Why it broke; empty: it came to its regular end."""
-    texts: dict[int, str] = field(default_factory=dict)
-    """By choice, with the calls of tools."""
-    finishes: dict[int, str] = field(default_factory=dict)
-    logprobs: list[tuple[str, float]] = field(default_factory=list)
-    input_tokens: int = 0
-    output_tokens: int = 0
-    moves: int = 0
-    longest_pause_s: float = 0.0
-    """Between two pieces of it."""
+    def take(self, chunk: Mapping[str, Any]) -> None:
+        now_s = time.monotonic()
+        self.longest_pause_s = max(self.longest_pause_s, now_s - (self._last_s or now_s))
+        self._last_s = now_s
+        for choice in chunk.get("choices", ()):
+            pieces = [choice["delta"].get("content"), choice.get("finish_reason")]
+            for call in choice["delta"].get("tool_calls") or ():
+                pieces += [call["function"].get("name"), call["function"].get("arguments")]
+            self._said[choice["index"]] += "".join(filter(None, pieces))
+            shown = (choice.get("logprobs") or {}).get("content") or ()
+            self._logprobs += [(token["token"], token["logprob"]) for token in shown]
+        self.moves += len((chunk.get("fairgate") or {}).get("replica_moves", ()))
 
-    def differs(self, undisturbed: Received) -> str:
+    @property
+    def failure(self) -> str:
+        """Why it broke; empty: it came to its regular end."""
+        attempt = self.attempt
+        is_broken = attempt.status != 200 or attempt.code or not attempt.is_whole
+        return f"{attempt.status} {attempt.code or 'without an end'}" if is_broken else ""
+
+    def differs(self, undisturbed: ReceivedStream) -> str:
         """How it is other than the undisturbed one; empty: token for token the same."""
-        for name in ("texts", "finishes", "output_tokens", "input_tokens"):
-            ours, theirs = getattr(self, name), getattr(undisturbed, name)
-            if ours != theirs and (self.kind.is_repeatable or name == "input_tokens"):
-                return f"{name} {ours}, undisturbed {theirs}"
-        both = list(zip(self.logprobs, undisturbed.logprobs, strict=False))
-        if any(ours != theirs or abs(one - other) > LOGPROB_ERROR for (ours, one), (theirs, other) in both):
-            return "log probabilities"
+        ours, theirs = self.attempt, undisturbed.attempt
+        if ours.prompt_tokens != theirs.prompt_tokens:
+            return f"{ours.prompt_tokens} prompt tokens, undisturbed {theirs.prompt_tokens}"
+        if self.kind == SEEDLESS:  # each run has draws of its own
+            return ""
+        if self._said != undisturbed._said or ours.usage_tokens != theirs.usage_tokens:
+            return f"{dict(self._said)}, undisturbed {dict(undisturbed._said)}"
+        both = zip(self._logprobs, undisturbed._logprobs, strict=True)
+        if any(mine != its or abs(one - other) > LOGPROB_ERROR for (mine, one), (its, other) in both):
+            return "its log probabilities"
         return ""
-
-
-async def receive(
-    client: LoadHttpClient, url: str, model: str, tenant: BudgetTenant, kind: StreamKind
-) -> Received:
-    """Runs one stream to its end; never raises for a server's failure."""
-    got = Received(kind, tenant.tenant_id)
-    body = {"model": model, "messages": kind.messages or COUNT, "stream": True, **kind.fields}
-    body["stream_options"] = {"include_usage": True}
-    headers = {"authorization": f"Bearer {tenant.key}"}
-    is_whole, last_s = False, 0.0
-    try:
-        async with client.post(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers) as reply:
-            got.status, got.request_id = reply.status, reply.headers.get("x-request-id", "")
-            if reply.status != 200:
-                got.failure = f"{reply.status} {(await reply.read())[:200].decode(errors='replace')}"
-                return got
-            async for line in reply.lines():
-                is_whole = is_whole or line == "data: [DONE]"
-                if line.startswith("data: {"):
-                    take(got, json.loads(line.removeprefix("data: ")))
-                    now_s = time.monotonic()
-                    got.longest_pause_s = max(got.longest_pause_s, now_s - (last_s or now_s))
-                    last_s = now_s
-    except HttpBroken as error:
-        got.failure = str(error)
-    if not is_whole or not got.finishes:
-        got.failure = got.failure or "the stream ended without its end"
-    return got
-
-
-def take(got: Received, chunk: Mapping[str, Any]) -> None:
-    """Takes one event of the stream."""
-    if "error" in chunk:
-        got.failure = f"{chunk['error'].get('code')}: {chunk['error'].get('message')}"
-    for choice in chunk.get("choices", ()):
-        delta, index = choice["delta"], choice["index"]
-        text = delta.get("content") or ""
-        for call in delta.get("tool_calls") or ():
-            text += (call["function"].get("name") or "") + (call["function"].get("arguments") or "")
-        got.texts[index] = got.texts.get(index, "") + text
-        if choice.get("finish_reason"):
-            got.finishes[index] = choice["finish_reason"]
-        shown = (choice.get("logprobs") or {}).get("content") or ()
-        got.logprobs += [(token["token"], token["logprob"]) for token in shown]
-    if usage := chunk.get("usage"):
-        got.input_tokens, got.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-    got.moves += len((chunk.get("fairgate") or {}).get("replica_moves", ()))
