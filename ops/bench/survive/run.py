@@ -67,6 +67,7 @@ class Bed:
                 if not await until(partial(self._rests, operator, pids), REST_S):
                     raise ScenarioFailed(f"a gateway was not at rest within {REST_S:g} s")
             found.append(pids)
+        await asyncio.sleep(RATE_BURST / RATE_PER_S)  # the rate's bucket is full again
         return found
 
     async def _rests(self, operator: httpx.AsyncClient, pids: list[int]) -> bool:
@@ -83,7 +84,6 @@ class Bed:
         self, plain: BudgetTenant, rated: BudgetTenant, budget: BudgetTenant, first: int = 0
     ) -> list[ReceivedStream]:
         """All kinds at once, over the gateways in turn."""
-        await asyncio.sleep(RATE_BURST / RATE_PER_S)  # the rate's bucket is full again
 
         async def one(kind: str, place: int) -> ReceivedStream:
             stream, servers = ReceivedStream(kind), self.gateways.servers
@@ -204,6 +204,7 @@ async def _one(
     await gateways.known(plain, rated, *budgets)
     await bed.rested()
     await bed.streams(plain, rated, budgets[-1])  # for nothing: it compiles the grammars
+    await bed.rested()
     begun_s = time.monotonic()
     undisturbed = await bed.streams(plain, rated, budgets[-2])
     span_s = time.monotonic() - begun_s
