@@ -35,8 +35,8 @@ from ops.sandbox.services import start_postgres, start_redis
 ENGINES = 2
 SEED = 51
 REST_S = 90.0
-BUDGET_TOKENS = 90
-RATE_PER_S = 80.0
+BUDGET_TOKENS = 70
+RATE_PER_S = 120.0
 RATE_BURST = 20
 BETWEEN_KILLS_S = 1.0
 BEFORE_GATEWAY_S = 0.3
@@ -165,7 +165,7 @@ async def run(
         row: dict[str, Any] = {"scenario": scenario.name, "gateways": scenario.gateways, "instants": count}
         try:
             async with _bed(scenario.gateways) as bed:
-                row |= await _one(bed, scenario, count, progress)
+                row |= await survived(bed, scenario, count, progress)
         except (ScenarioFailed, ServerFailed, OSError) as error:
             row |= {"broken": [str(error) or type(error).__name__], "ok": False}
         rows.append(row | {"took_s": round(time.monotonic() - begun_s, 1)})
@@ -191,14 +191,15 @@ async def _bed(count: int) -> AsyncIterator[Bed]:
         yield Bed(gateways, url, client)
 
 
-async def _one(
+async def survived(
     bed: Bed, scenario: SurviveScenario, count: int, progress: Callable[[str, int, int], None]
 ) -> dict[str, Any]:
-    gateways, of_output = bed.gateways, {"meter": "output_tokens"}
-    plain = await gateways.tenant("plain")
-    rated = await gateways.tenant("rated", **of_output, amount=RATE_BURST, rate_per_s=RATE_PER_S)
+    """The figures of one scenario. Raises `ScenarioFailed`, `ServerFailed`."""
+    gateways, name, of_output = bed.gateways, scenario.name, {"meter": "output_tokens"}
+    plain = await gateways.tenant(f"{name}-plain")
+    rated = await gateways.tenant(f"{name}-rated", **of_output, amount=RATE_BURST, rate_per_s=RATE_PER_S)
     budgets = [
-        await gateways.tenant(f"budget-{number}", **of_output, amount=BUDGET_TOKENS, window="lifetime")
+        await gateways.tenant(f"{name}-{number}", **of_output, amount=BUDGET_TOKENS, window="lifetime")
         for number in range(count + 2)
     ]
     await gateways.known(plain, rated, *budgets)
