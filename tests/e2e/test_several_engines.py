@@ -1,4 +1,4 @@
-"""`serve --engines 2`: streams of every kind outlive an engine that is drained or killed, which comes back."""
+"""`serve --engines 2`: streams of every kind outlive an engine that is drained, or killed and replaced."""
 
 from __future__ import annotations
 
