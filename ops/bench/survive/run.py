@@ -223,7 +223,7 @@ async def survived(
         if after is not None:
             await after()
     await bed.rested()
-    async with gateways.living().operator() as operator:
+    async with gateways.servers[0].operator() as operator:
         problems = (await admin_call(operator, "POST", "ledger/verify"))["problems"]
     tenants = [plain, rated, *budgets]
     counters = {tenant.tenant_id: StoredCounters({}, {}, 0) for tenant in tenants}  # compared by `verify`
