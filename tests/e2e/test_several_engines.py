@@ -18,7 +18,7 @@ from tests.support.server_fixtures import MODEL_DIR
 from tests.support.server_process import Server, server_process, until
 
 CORES = os.sched_getaffinity(0)
-INSTANTS = {"survive-drain": 4, "survive-kill": 1}
+INSTANTS = {"survive-drain": 3, "survive-kill": 1}
 
 
 @pytest.mark.skipif(len(CORES) < ENGINES, reason="each engine needs a core")
