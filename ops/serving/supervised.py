@@ -103,7 +103,9 @@ def divided(
     cores = sorted(os.sched_getaffinity(0)) if cores is None else cores
     kind, there = ("GPUs", len(cards)) if cards or device == "cuda" else ("cores", len(cores))
     if count > there:
-        raise Invalid("engine.count", f"is {count}, but there are {there} {kind} here: name at most as many")
+        raise Invalid(
+            "engine.count", f"is {count}, more than the {kind} here ({there}): name at most as many"
+        )
     share = there // count
     each = []
     for number in range(count):

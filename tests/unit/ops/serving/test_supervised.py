@@ -37,10 +37,10 @@ def test_each_has_a_gpu_or_an_equal_share_of_the_cores_and_files_of_its_own(tmp_
 @pytest.mark.parametrize(
     ("device", "gpus", "why"),
     [
-        ("cpu", ["0", "1", "2"], "is 3, but there are 2 cores here"),
-        ("auto", [], "is 3, but there are 2 cores here"),
-        ("auto", ["0"], "is 3, but there are 1 GPUs here"),
-        ("cuda", [], "is 3, but there are 0 GPUs here"),
+        ("cpu", ["0", "1", "2"], r"is 3, more than the cores here \(2\)"),
+        ("auto", [], r"is 3, more than the cores here \(2\)"),
+        ("auto", ["0"], r"is 3, more than the GPUs here \(1\)"),
+        ("cuda", [], r"is 3, more than the GPUs here \(0\)"),
         ("cuda:1", ["0", "1", "2"], "engine.device=cuda:1 is one GPU: say cuda"),
     ],
 )
