@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from ops.bench.budgets.survive import ENGINES, Bed, chosen, survived
 from ops.bench.budgets.testbed import Gateways
 from ops.bench.common.http_client import LoadHttpClient
-from ops.bench.survive.run import ENGINES, Bed, chosen, survived
 from ops.sandbox.server import LocalServer
 from ops.serving.datadir import read_server_file
 from tests.support.server_fixtures import MODEL_DIR

@@ -13,12 +13,12 @@ from typing import Any
 import click
 
 from engine.client.client import EngineUnavailable
+from ops.bench.budgets import survive
 from ops.bench.budgets.audit import COUNTED, KEYS, Witness, gather, judge
 from ops.bench.budgets.scenarios import BudgetScenario, Question, ScenarioContext, questions, scenarios
 from ops.bench.budgets.testbed import ScenarioFailed, Testbed, open_testbed
 from ops.bench.common.attempts import TIMEOUT_S
 from ops.bench.common.http_client import LoadHttpClient
-from ops.bench.survive import run as survive
 from ops.reporting import Report, cell
 from ops.sandbox.server import ServerFailed
 

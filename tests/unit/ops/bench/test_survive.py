@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from ops.bench.budgets.audit import AuditedRow, AuditFacts, StoredCounters
+from ops.bench.budgets.streams import SEEDLESS, ReceivedStream
+from ops.bench.budgets.survive import chosen, judged
 from ops.bench.budgets.testbed import BudgetTenant
 from ops.bench.common.attempts import ClientAttempt
-from ops.bench.survive.run import chosen, judged
-from ops.bench.survive.streams import SEEDLESS, ReceivedStream
 
 TENANT = BudgetTenant("acme", "ten_1", "fg_live_x", "output_tokens", 12, True)
 

@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 import httpx
 
 from ops.bench.budgets.audit import COUNTED, KEYS, AuditFacts, StoredCounters, judge, ledger_rows
+from ops.bench.budgets.streams import BUDGET, KINDS, RATE, ReceivedStream, body_of
 from ops.bench.budgets.testbed import BudgetTenant, Gateways, ScenarioFailed, shared_stores
 from ops.bench.common.attempts import TIMEOUT_S, ClientRequest, ask_once
 from ops.bench.common.http_client import LoadHttpClient
 from ops.bench.common.load import admin_call, server_status
-from ops.bench.survive.streams import BUDGET, KINDS, RATE, ReceivedStream, body_of
 from ops.sandbox.server import ServerFailed, until
 from ops.sandbox.services import start_postgres, start_redis
 
