@@ -25,7 +25,7 @@ ADDRESS = re.compile(r"(ipc|tcp)://[!-~]{1,200}")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class NamedEngine:
     """What a source says of one engine."""
 
     name: str
@@ -38,7 +38,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class SeenMember:
     name: str
     address: str
     quiet_s: float = 0.0
@@ -49,7 +49,7 @@ class Member:
     """Since a source named it."""
 
 
-class Act(StrEnum):
+class MemberAct(StrEnum):
     JOIN = "join"
     KEEP = "keep"
     REPLACE = "replace"
@@ -60,19 +60,19 @@ class Act(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    acts: dict[str, Act] = field(default_factory=dict)
+class MembershipPlan:
+    acts: dict[str, MemberAct] = field(default_factory=dict)
     """By name."""
-    places: dict[str, Said] = field(default_factory=dict)
+    places: dict[str, NamedEngine] = field(default_factory=dict)
     """Where those that stay are, by name."""
     refused: dict[str, str] = field(default_factory=dict)
     """By name: a line on what is said and not done."""
 
 
-def plan(said: Iterable[Said], members: Mapping[str, Member]) -> Plan:
+def plan(said: Iterable[NamedEngine], members: Mapping[str, SeenMember]) -> MembershipPlan:
     """`said`: of all sources, of those that fail what they said last; the first one goes first."""
-    made = Plan()
-    words: dict[str, list[Said]] = {}
+    made = MembershipPlan()
+    words: dict[str, list[NamedEngine]] = {}
     for word in said:
         if not NAME.fullmatch(word.name):
             made.refused[word.name[:64]] = (
@@ -99,7 +99,9 @@ def plan(said: Iterable[Said], members: Mapping[str, Member]) -> Plan:
             made.refused[name] = f"there are {MOST_MEMBERS} engines already ({place.source})"
             continue
         is_here = member is not None and member.address == place.address
-        made.acts[name] = Act.JOIN if member is None else Act.KEEP if is_here else Act.REPLACE
+        made.acts[name] = (
+            MemberAct.JOIN if member is None else MemberAct.KEEP if is_here else MemberAct.REPLACE
+        )
         made.places[name] = place
         for other in here:
             if other.address != place.address:
@@ -111,21 +113,21 @@ def plan(said: Iterable[Said], members: Mapping[str, Member]) -> Plan:
         if name not in made.acts:
             heard_out = member.unnamed_s >= STEADY_S and member.idle_s >= IDLE_S
             is_over = member.quiet_s >= QUIET_S if member.quiet_s else heard_out
-            made.acts[name] = Act.REMOVE if is_over else Act.LEAVE
+            made.acts[name] = MemberAct.REMOVE if is_over else MemberAct.LEAVE
     return made
 
 
-def _still_said(words: list[Said], member: Member) -> list[Said]:
+def _still_said(words: list[NamedEngine], member: SeenMember) -> list[NamedEngine]:
     """What counts of it: while it is heard everything, later what sources answer for."""
     return words if member.quiet_s < QUIET_S else [word for word in words if word.is_current]
 
 
-def _place(words: list[Said], member: Member) -> Said:
+def _place(words: list[NamedEngine], member: SeenMember) -> NamedEngine:
     """Where the member is from now on; while it is heard, where it is."""
     addresses = [word.address for word in words]
     at = addresses.index(member.address) if member.address in addresses else None
     if member.quiet_s == 0 and at is None:
-        return Said(member.name, member.address, words[0].source, keys=words[0].keys)
+        return NamedEngine(member.name, member.address, words[0].source, keys=words[0].keys)
     if at is None:
         return words[0]
     if member.quiet_s < QUIET_S:

@@ -1,7 +1,8 @@
 """Fingerprint of a model directory and name of the machine, the keys of learned state; of its tokenizer.
 
 A model's covers the config and the names, sizes, heads and tails of weight files: reading gigabytes would
-take longer than loading them. The machine's name is its processor and cores, and its card where that computes.
+take longer than loading them. The machine's name is its processor and cores, and its card where that
+computes.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class EngineSettings(Bounded, frozen=True, kw_only=True):
     keys_dir: Annotated[
         str,
         Meta(title="a directory", pattern=r".{0,4096}"),
-        "Directory of an engine's or gateway's keys for tcp addresses, such as a mounted secret; the default is"
-        " the data directory.",
+        "Directory of an engine's or gateway's keys for tcp addresses, such as a mounted secret; the default"
+        " is the data directory.",
     ] = ""
     device: Annotated[
         str,

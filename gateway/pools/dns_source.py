@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dns.asyncresolver import Resolver
 from dns.exception import DNSException
 
-from gateway.membership import MOST_MEMBERS, Said
+from gateway.membership import MOST_MEMBERS, NamedEngine
 from gateway.pools.sources import SourceFailed
 
 URI = re.compile(r"dns:(?://(?P<server>[\d.]+)(?::(?P<port>\d+))?/)?(?P<name>.+)")
@@ -37,7 +37,7 @@ class DnsSource:
             raise ValueError(f"{uri}: {error}") from None
         self._resolver.lifetime = TIMEOUT_S
 
-    async def said(self) -> Sequence[Said]:
+    async def said(self) -> Sequence[NamedEngine]:
         """An answer without any engine counts as none: a service that is emptied shows in its engines."""
         try:
             services = await self._resolver.resolve(self._query, "SRV", search=True)
@@ -45,7 +45,7 @@ class DnsSource:
             for record in sorted(services, key=str)[: MOST_MEMBERS + 1]:
                 host = await self._resolver.resolve(record.target, "A")
                 name = record.target.labels[0].decode("ascii", "replace")
-                found.append(Said(name, f"tcp://{host[0].address}:{record.port}", self.name))
+                found.append(NamedEngine(name, f"tcp://{host[0].address}:{record.port}", self.name))
         except DNSException as error:
             raise SourceFailed(f"it has no answer: {error or type(error).__name__}"[:200]) from None
         return found

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gateway.background import every
-from gateway.membership import Act, Member, Plan, Said, plan
-from gateway.pools.sources import Source, SourceFailed
+from gateway.membership import MemberAct, MembershipPlan, NamedEngine, SeenMember, plan
+from gateway.pools.sources import MemberSource, SourceFailed
 from gateway.upstream.base import Upstream
 from gateway.upstream.replica_set import ReplicaSet
 
@@ -50,7 +50,7 @@ class MemberRefused(Exception):
 @dataclass(slots=True)
 class _Seat:
     engine: MemberEngine
-    place: Said
+    place: NamedEngine
     heard_s: float
     """When it was heard last, ran something last, and was named last."""
     ran_s: float
@@ -64,8 +64,8 @@ class Members:
     def __init__(
         self,
         replicas: ReplicaSet,
-        sources: Sequence[Source],
-        make: Callable[[Said], MemberEngine],
+        sources: Sequence[MemberSource],
+        make: Callable[[NamedEngine], MemberEngine],
         clock: Callable[[], float],
     ) -> None:
         """`make` raises `MemberRefused`."""
@@ -75,7 +75,7 @@ class Members:
         self._sources = sources
         self._make = make
         self._clock = clock
-        self._said: dict[str, Sequence[Said]] = {}
+        self._said: dict[str, Sequence[NamedEngine]] = {}
         """By source, of one that fails what it said last."""
         self._failed: dict[str, str] = {}
         self._refused: dict[str, str] = {}
@@ -121,11 +121,11 @@ class Members:
         decided = plan(said, members)
         refused = dict(decided.refused)
         for name, act in decided.acts.items():
-            if act in (Act.REMOVE, Act.REPLACE):
+            if act in (MemberAct.REMOVE, MemberAct.REPLACE):
                 await self._remove(name, act)
-            if act in (Act.JOIN, Act.REPLACE):
+            if act in (MemberAct.JOIN, MemberAct.REPLACE):
                 await self._join(decided.places[name], now_s, refused)
-            elif act is not Act.REMOVE:
+            elif act is not MemberAct.REMOVE:
                 self._stay(name, act, decided)
         for name, line in refused.items():
             if self._refused.get(name) != line:
@@ -155,7 +155,7 @@ class Members:
     async def close(self) -> None:
         await asyncio.gather(*(seat.engine.close() for seat in self._seats.values()))
 
-    async def _ask(self, source: Source) -> None:
+    async def _ask(self, source: MemberSource) -> None:
         try:
             async with asyncio.timeout(SOURCE_TIMEOUT_S):
                 self._said[source.name] = await source.said()
@@ -168,7 +168,7 @@ class Members:
             if self._failed.pop(source.name, None):
                 log.info("%s answers again", source.name)
 
-    async def _join(self, place: Said, now_s: float, refused: dict[str, str]) -> None:
+    async def _join(self, place: NamedEngine, now_s: float, refused: dict[str, str]) -> None:
         try:
             engine = self._make(place)
         except MemberRefused as error:
@@ -180,15 +180,15 @@ class Members:
         engine.open()
         log.info("engine %s joins: %s (%s)", place.name, place.address, place.source)
 
-    async def _remove(self, name: str, act: Act) -> None:
+    async def _remove(self, name: str, act: MemberAct) -> None:
         seat = self._seats.pop(name)
-        what = "has left" if act is Act.REMOVE else "moves from"
+        what = "has left" if act is MemberAct.REMOVE else "moves from"
         log.info("engine %s %s %s", name, what, seat.place.address)
         self.replicas.remove(seat.engine)
         await seat.engine.close()
 
-    def _stay(self, name: str, act: Act, decided: Plan) -> None:
-        seat, is_leaving = self._seats[name], act is Act.LEAVE
+    def _stay(self, name: str, act: MemberAct, decided: MembershipPlan) -> None:
+        seat, is_leaving = self._seats[name], act is MemberAct.LEAVE
         seat.place = decided.places.get(name, seat.place)
         if is_leaving != seat.engine.is_leaving:
             what = "is named by no source any more: it gets no turns" if is_leaving else "is named again"
@@ -216,8 +216,8 @@ class Members:
         return {"state": "drained" if engine.is_drained else "serving", "why": why}
 
 
-def _member(name: str, seat: _Seat, now_s: float) -> Member:
-    return Member(
+def _member(name: str, seat: _Seat, now_s: float) -> SeenMember:
+    return SeenMember(
         name,
         seat.place.address,
         0.0 if seat.is_up else max(1e-9, now_s - seat.heard_s),

@@ -10,9 +10,9 @@ from engine.client.client import EngineClient
 from engine.client.keys import KeysRefused, gateway_keys
 from engine.messages import Ready
 from engine.process.fingerprint import tokenizer_fingerprint
-from gateway.membership import Said, objection
+from gateway.membership import NamedEngine, objection
 from gateway.pools.members import MemberRefused, Members
-from gateway.pools.sources import FixedSource, PlacedSource, Source
+from gateway.pools.sources import FixedSource, MemberSource, PlacedSource
 from gateway.upstream.capabilities import Capabilities
 from gateway.upstream.local_engine import LocalEngine
 from gateway.upstream.replica_set import ReplicaSet
@@ -37,15 +37,19 @@ class MembersStart:
         await self._members.ready(min(timeout_s, START_WAIT_S))
 
 
-def sources_of(settings: Settings, database: Database) -> list[Source]:
+def sources_of(settings: Settings, database: Database) -> list[MemberSource]:
     """Raises `Invalid`."""
-    found: list[Source] = []
+    found: list[MemberSource] = []
     if settings.engine.address:
         found.append(
-            FixedSource("engine.address", [Said(SHORT_NAME, settings.engine.address, "engine.address")])
+            FixedSource(
+                "engine.address", [NamedEngine(SHORT_NAME, settings.engine.address, "engine.address")]
+            )
         )
     if settings.engines:
-        said = [Said(entry.name, entry.address, "engines", keys=entry.keys) for entry in settings.engines]
+        said = [
+            NamedEngine(entry.name, entry.address, "engines", keys=entry.keys) for entry in settings.engines
+        ]
         found.append(FixedSource("engines", said))
     if settings.engine.discover == "sql":
         found.append(PlacedSource(PlacedEngines(database)))
@@ -54,7 +58,7 @@ def sources_of(settings: Settings, database: Database) -> list[Source]:
     return found
 
 
-def _dns_source(uri: str) -> Source:
+def _dns_source(uri: str) -> MemberSource:
     try:
         # Only here, because dnspython is an extra.
         from gateway.pools.dns_source import DnsSource
@@ -77,7 +81,7 @@ async def open_members(
     sources = sources_of(settings, database)
     replicas = ReplicaSet(may_change=bool(settings.engines or settings.engine.discover))
 
-    def make(said: Said) -> LocalEngine:
+    def make(said: NamedEngine) -> LocalEngine:
         try:
             keys = gateway_keys(said.address, keys_dir, said.name, said.keys)
         except KeysRefused as error:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.support.commands import answer_of
 from tests.support.engine_process import START_S, engine_options, running_engine
