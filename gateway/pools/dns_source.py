@@ -6,6 +6,7 @@ address its address. Needs the extra `dns` (dnspython).
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 
@@ -41,11 +42,15 @@ class DnsSource:
         """An answer without any engine counts as none: a service that is emptied shows in its engines."""
         try:
             services = await self._resolver.resolve(self._query, "SRV", search=True)
-            found = []
-            for record in sorted(services, key=str)[: MOST_MEMBERS + 1]:
-                host = await self._resolver.resolve(record.target, "A")
-                name = record.target.labels[0].decode("ascii", "replace")
-                found.append(NamedEngine(name, f"tcp://{host[0].address}:{record.port}", self.name))
+            records = sorted(services, key=str)[: MOST_MEMBERS + 1]
+            hosts = await asyncio.gather(*(self._resolver.resolve(each.target, "A") for each in records))
         except DNSException as error:
             raise SourceFailed(f"it has no answer: {error or type(error).__name__}"[:200]) from None
-        return found
+        return [
+            NamedEngine(
+                record.target.labels[0].decode("ascii", "replace"),
+                f"tcp://{host[0].address}:{record.port}",
+                self.name,
+            )
+            for record, host in zip(records, hosts, strict=True)
+        ]

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from engine.client.keys import KeysRefused
 from gateway.background import every
 from gateway.membership import MemberAct, MembershipPlan, NamedEngine, SeenMember, plan
 from gateway.pools.sources import MemberSource, SourceFailed
 from gateway.upstream.base import Upstream
+from gateway.upstream.local_engine import LocalEngine
 from gateway.upstream.replica_set import ReplicaSet
 
 FOLLOW_EVERY_S = 1.0
 SOURCE_TIMEOUT_S = 5.0
+START_WAIT_S = 5.0
 
 log = logging.getLogger("fairgate.gateway.members")
 
@@ -24,32 +28,9 @@ async def _nothing(upstream: Upstream) -> None:
     """Before the gateway has started, which prepares all that are there."""
 
 
-class MemberEngine(Upstream, Protocol):
-    """An engine that runs elsewhere, as this gateway reaches it."""
-
-    is_leaving: bool
-
-    @property
-    def runs(self) -> bool: ...
-
-    def open(self) -> None: ...
-
-    def set_leaving(self, is_leaving: bool) -> None: ...
-
-    def check(self) -> None:
-        """Looks again at whether it may serve here."""
-        ...
-
-    async def close(self) -> None: ...
-
-
-class MemberRefused(Exception):
-    """It cannot be connected to; the message says why."""
-
-
 @dataclass(slots=True)
 class _Seat:
-    engine: MemberEngine
+    engine: LocalEngine
     place: NamedEngine
     heard_s: float
     """When it was heard last, ran something last, and was named last."""
@@ -65,10 +46,10 @@ class Members:
         self,
         replicas: ReplicaSet,
         sources: Sequence[MemberSource],
-        make: Callable[[NamedEngine], MemberEngine],
+        make: Callable[[NamedEngine], LocalEngine],
         clock: Callable[[], float],
     ) -> None:
-        """`make` raises `MemberRefused`."""
+        """`make` raises `KeysRefused`."""
         self.replicas = replicas
         self.prepare: Callable[[Upstream], Awaitable[None]] = _nothing
         """Called with an engine that has joined, before it is connected to."""
@@ -133,18 +114,14 @@ class Members:
         self._refused = refused
 
     async def ready(self, timeout_s: float) -> None:
-        """Waits for the first one that serves, for `timeout_s` at most; the others join when they come."""
-        waiting = [
-            asyncio.ensure_future(seat.engine.wait_until_up(timeout_s)) for seat in self._seats.values()
-        ]
-        try:
-            for first in asyncio.as_completed(waiting):
-                if await first:
-                    break
-        finally:
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+        """Waits for the first one that serves, for `START_WAIT_S` at most; the others join when they come."""
+        up = asyncio.Event()
+        self.replicas.each(lambda upstream: upstream.watch(up.set))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(timeout_s, START_WAIT_S)):
+                while not any(upstream.is_up for upstream in self.replicas):
+                    up.clear()
+                    await up.wait()
         if missing := self.missing():
             log.warning("engines that do not serve yet: %s", ", ".join(missing))
 
@@ -171,7 +148,7 @@ class Members:
     async def _join(self, place: NamedEngine, now_s: float, refused: dict[str, str]) -> None:
         try:
             engine = self._make(place)
-        except MemberRefused as error:
+        except KeysRefused as error:
             refused[place.name] = str(error)
             return
         self._seats[place.name] = _Seat(engine, place, now_s, now_s, now_s)

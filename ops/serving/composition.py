@@ -53,7 +53,7 @@ from gateway.upstream.local_engine import LocalEngine
 from gateway.upstream.openai.upstream import OpenAIUpstream
 from gateway.upstream.replica_set import ReplicaSet
 from ops.serving import audit_key, datadir
-from ops.serving.members import SHORT_NAME, MembersStart, open_members, run_elsewhere
+from ops.serving.members import SHORT_NAME, open_members, run_elsewhere
 from ops.serving.supervisor import EngineSupervisor, engine_address
 from ops.serving.upstream_pools import pools_of
 from ops.serving.whatif_runner import WhatIfRunner
@@ -85,7 +85,7 @@ class Running:
     settings: Settings
     admin: Admin
     directory: Directory
-    supervisor: EngineSupervisor | MembersStart | AbsentEngine
+    supervisor: EngineSupervisor | Members | AbsentEngine
     app: Litestar
     gateway: Gateway
     control_token: str
@@ -332,7 +332,7 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
         sharing = sharing_of(settings, gateway_id)
         quota_store = await open_quota_store(settings, closing, sharing)
         config = gateway_config(settings)
-        supervisor: EngineSupervisor | MembersStart | AbsentEngine = AbsentEngine()
+        supervisor: EngineSupervisor | Members | AbsentEngine = AbsentEngine()
         engines = ReplicaSet()
         members: Members | None = None
         own: PoolSpec | None = None
@@ -342,7 +342,7 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
                 able = own_capabilities(renderer.own_form, renderer.template_reads)
                 members = await open_members(settings, able, gateway_id, database)
                 closing.push_async_callback(members.close)
-                supervisor, engines = MembersStart(members), members.replicas
+                supervisor, engines = members, members.replicas
             else:
                 supervisor, engine = await open_engine(settings, renderer, gateway_id, closing)
                 engines = ReplicaSet([engine])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 from engine.client.client import EngineClient
@@ -11,7 +10,7 @@ from engine.client.keys import KeysRefused, gateway_keys
 from engine.messages import Ready
 from engine.process.fingerprint import tokenizer_fingerprint
 from gateway.membership import NamedEngine, objection
-from gateway.pools.members import MemberRefused, Members
+from gateway.pools.members import Members
 from gateway.pools.sources import FixedSource, MemberSource, PlacedSource
 from gateway.upstream.capabilities import Capabilities
 from gateway.upstream.local_engine import LocalEngine
@@ -23,34 +22,15 @@ from tenants.storage.database import Database
 
 SHORT_NAME = "engine-0"
 """Of the engine at the setting `engine.address`, whatever its id."""
-START_WAIT_S = 5.0
-
-
-class MembersStart:
-    """Takes the place of a supervisor: those who keep these engines alive are elsewhere."""
-
-    def __init__(self, members: Members) -> None:
-        self._members = members
-
-    async def ready(self, timeout_s: float) -> None:
-        """Waits a moment for the first one."""
-        await self._members.ready(min(timeout_s, START_WAIT_S))
+SHORT_FORM = "engine.address"
 
 
 def sources_of(settings: Settings, database: Database) -> list[MemberSource]:
     """Raises `Invalid`."""
-    found: list[MemberSource] = []
+    named = [NamedEngine(entry.name, entry.address, "engines", keys=entry.keys) for entry in settings.engines]
     if settings.engine.address:
-        found.append(
-            FixedSource(
-                "engine.address", [NamedEngine(SHORT_NAME, settings.engine.address, "engine.address")]
-            )
-        )
-    if settings.engines:
-        said = [
-            NamedEngine(entry.name, entry.address, "engines", keys=entry.keys) for entry in settings.engines
-        ]
-        found.append(FixedSource("engines", said))
+        named.insert(0, NamedEngine(SHORT_NAME, settings.engine.address, SHORT_FORM))
+    found: list[MemberSource] = [FixedSource("settings", named)]
     if settings.engine.discover == "sql":
         found.append(PlacedSource(PlacedEngines(database)))
     elif settings.engine.discover:
@@ -82,32 +62,21 @@ async def open_members(
     replicas = ReplicaSet(may_change=bool(settings.engines or settings.engine.discover))
 
     def make(said: NamedEngine) -> LocalEngine:
-        try:
-            keys = gateway_keys(said.address, keys_dir, said.name, said.keys)
-        except KeysRefused as error:
-            raise MemberRefused(str(error)) from None
-        client = EngineClient(said.address, gateway_id, keys=keys)
-        return LocalEngine(
-            said.name,
-            client,
-            settings.model.resolve().name,
-            capabilities,
-            objection=_objection(None if said.source == "engine.address" else said.name, said.name),
-        )
-
-    def _objection(engine_id: str | None, name: str) -> Callable[[Ready], str]:
         def why(ready: Ready) -> str:
-            others = (each.ready for each in replicas if each.is_up and each.name != name)
+            others = (each.ready for each in replicas if each.is_up and each.name != said.name)
             block_tokens = next((other.block_tokens for other in others if other is not None), None)
+            engine_id = None if said.source == SHORT_FORM else said.name
             return objection(ready, engine_id, tokenizer, block_tokens)
 
-        return why
+        keys = gateway_keys(said.address, keys_dir, said.name, said.keys)
+        client = EngineClient(said.address, gateway_id, keys=keys)
+        return LocalEngine(said.name, client, settings.model.resolve().name, capabilities, objection=why)
 
     if settings.engine.address:
         try:
             gateway_keys(settings.engine.address, keys_dir, SHORT_NAME)
         except KeysRefused as error:
-            raise Invalid("engine.address", str(error)) from None
+            raise Invalid(SHORT_FORM, str(error)) from None
     members = Members(replicas, sources, make, asyncio.get_running_loop().time)
     await members.look()
     return members
