@@ -193,16 +193,14 @@ def gateway_config(settings: Settings) -> GatewayConfig:
 
 def sharing_of(settings: Settings, gateway_id: str) -> QueueSharing | None:
     """The gateway's part in shared queues; None: not shared. Raises `Invalid` for an order that cannot be."""
-    names = {upstream.name: f"{upstream.url} {upstream.model}" for upstream in settings.upstreams}
-    if settings.engine.serve and settings.engine.address:
-        names[engine_options(settings).engine_id] = settings.engine.address
-    if not settings.redis_url or settings.gateway.queue == "own" or not names:
+    is_shareable = settings.upstreams or (settings.engine.serve and settings.engine.address)
+    if not settings.redis_url or settings.gateway.queue == "own" or not is_shareable:
         return None
     try:
         require_shared(make_policy(settings.policy.name, policy_options(settings)).order)
     except UnknownPolicy as error:
         raise Invalid("policy", str(error)) from None
-    return QueueSharing(settings.redis_url, gateway_id, names, settings.gateway.store_failure == "local")
+    return QueueSharing(settings.redis_url, gateway_id, settings.gateway.store_failure == "local")
 
 
 def peer_requests_of(settings: Settings) -> PeerRequests | None:
@@ -286,7 +284,9 @@ async def open_engine(
     await supervisor.start()
     closing.push_async_callback(supervisor.stop)
     able = own_capabilities(renderer.own_form, renderer.template_reads)
-    return supervisor, LocalEngine(options.engine_id, client, settings.model.resolve().name, able)
+    own_name = "" if settings.engine.address else f"{options.engine_id}@{gateway_id}"
+    model = settings.model.resolve().name
+    return supervisor, LocalEngine(options.engine_id, client, model, able, name=own_name)
 
 
 def engine_sampling(settings: Settings) -> SamplingParams:

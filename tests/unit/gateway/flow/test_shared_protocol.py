@@ -24,7 +24,7 @@ REPLICAS = [Replica("engine-0", 4, 1000)]
 def make_session() -> PoolSession:
     mirror = flow_controller(kind=Mirror)
     rule = PoolRule(10, 10, 0, 1.0, stale_us=10**7)
-    return PoolSession(mirror, rule, 100, {"engine-0": "ipc:///run/engine"})
+    return PoolSession(mirror, rule, 100)
 
 
 def arrive(session: PoolSession, name: str, now_s: float = 0.0) -> None:
@@ -34,7 +34,7 @@ def arrive(session: PoolSession, name: str, now_s: float = 0.0) -> None:
 
 
 def turn(name: str, life: int, number: int = 1) -> GivenTurn:
-    return GivenTurn(name, life, "ipc:///run/engine", 1, False, number, 0, 30_000_000, 31_000_000)
+    return GivenTurn(name, life, "engine-0", 1, False, number, 0, 30_000_000, 31_000_000)
 
 
 def answer(
@@ -77,7 +77,7 @@ def test_the_first_word_is_to_join_with_all_that_waits() -> None:
     assert session.is_urgent
     message = session.message(3.5, REPLICAS)
     replicas, confirmed, acts, passage = said(message)
-    assert replicas == [{"id": "ipc:///run/engine", "max_sequences": 4, "kv_tokens": 1000, "pauses": True}]
+    assert replicas == [{"id": "engine-0", "max_sequences": 4, "kv_tokens": 1000, "pauses": True}]
     assert confirmed == []
     assert [(act[0], act[1], act[2]["waited_us"]) for act in acts] == [("arrive", "r1", 2_500_000)]
     assert passage["order"] == "vtc"
@@ -111,7 +111,7 @@ def test_who_does_not_belong_any_more_joins_under_another_life_with_all_that_it_
     assert message.life == life + 1
     _, _, acts, passage = said(message)
     assert [(act[0], act[1]) for act in acts] == [("run", "runs"), ("arrive", "waits")]
-    assert acts[0][2]["running"]["replica"] == "ipc:///run/engine"
+    assert acts[0][2]["running"]["replica"] == "engine-0"
     assert passage["returns"] is True
 
 
@@ -167,7 +167,7 @@ def test_service_that_is_heard_of_goes_with_the_next_words_and_once() -> None:
         session.mirror.heard("engine-0", "engine/1", share)
     assert not session.has_news, "no news by itself"
     _, _, acts = said(session.message(1.0, REPLICAS))
-    serials = {"ipc:///run/engine": ["engine/1", 9, 9, 9]}
+    serials = {"engine-0": ["engine/1", 9, 9, 9]}
     assert acts == [["had", "acme", 10_000_000, serials], ["lift", "acme", 1, 1000]]
     session.answered(answer(), 1.0)
     _, _, acts = said(session.message(2.0, REPLICAS))
@@ -181,7 +181,7 @@ def test_who_joins_again_says_what_running_requests_had() -> None:
     session.message(1.0, REPLICAS)
     session.answered(answer(status="lost"), 1.0)
     _, _, acts, _ = said(session.message(2.0, REPLICAS))
-    assert acts[1] == ["had", "acme", 5_000_000, {"ipc:///run/engine": ["", 7, 7, 7]}]
+    assert acts[1] == ["had", "acme", 5_000_000, {"engine-0": ["", 7, 7, 7]}]
 
 
 def test_turns_are_taken_in_the_order_in_which_they_were_given() -> None:
