@@ -84,6 +84,8 @@ class PoolGateway:
         self.rule = rule
         self.session = PoolSession(mirror, rule, life)
         self.replicas = list(replicas)
+        self.members: dict[str, None] = {}
+        """Those that it has seen."""
         self.subscription = pool.client.pubsub(ignore_subscribe_messages=True)
         self.subscription.subscribe(codec.channel(PREFIX, pool.name, gateway_id))
         self.subscription.get_message(timeout=1.0)
@@ -163,5 +165,6 @@ class PoolGateway:
     def sees(self, replicas: Iterable[Replica], *, out: Collection[str] = ()) -> None:
         """The replicas that serve from now on, and those that are out for all."""
         self.replicas = list(replicas)
-        for replica_id in (*(each.replica_id for each in self.replicas), *out):
+        self.members |= dict.fromkeys([*(each.replica_id for each in self.replicas), *out])
+        for replica_id in self.members:
             self.session.member(replica_id, is_out=replica_id in out)
