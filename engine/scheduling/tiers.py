@@ -255,9 +255,9 @@ class TieredQueue:
         return min((standing for standing in others if standing is not None), default=None)
 
     def _sort_line(self, number: int, there: dict[str, float], joined: dict[str, float]) -> None:
-        """Puts a line (entry ids -> arrivals) back in order of arrival, behind what was added with `front`:
-        entries behind the first of `joined` leave and join again. The line never runs empty, so that no tenant
-        counts as idle."""
+        """Puts a line (entry ids -> arrivals) back in order of arrival, what was added with `front` first:
+        entries behind the first of `joined` leave and join again. The line never runs empty, so that no
+        tenant counts as idle."""
         if not joined:
             return
         stands = sorted(

@@ -79,7 +79,7 @@ class QueueBackend(Protocol):
         ...
 
     def member(self, replica_id: str, *, is_out: bool) -> None:
-        """A replica was drained or has left, or it was resumed or has joined. That its link is lost is none."""
+        """A replica was drained or has left (`is_out`), or it was resumed or has joined. Idempotent."""
         ...
 
     @property

@@ -511,7 +511,8 @@ class Histories(RuleBasedStateMachine):
             self.met["raised by a reservation"] += turn.by_reservation and ticket.entry.tier > 0
             self.met["aged"] += not turn.by_reservation and turn.tier < ticket.entry.tier
             self.met["long"] += LANES.lane(ticket.entry) == LONG and ticket.entry.tier < 2
-        listed = {each.replica_id for owner, _ in self.waiting.values() for each in self.gateways[owner].replicas}
+        owners = [self.gateways[owner] for owner, _ in self.waiting.values()]
+        listed = {each.replica_id for owner in owners for each in owner.replicas}
         self.met["not where it is out"] += not listed.isdisjoint(self.is_out)
         self.met["several turns"] += len(turns) > 1
         self.met["both wait"] += len({owner for owner, _ in self.waiting.values()}) == 2
