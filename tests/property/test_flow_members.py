@@ -1,5 +1,5 @@
-"""One queue over changing members: replicas join, are drained, die, restart and leave, and each gateway sees it
-at another moment.
+"""One queue over changing members: replicas join, are drained, die, restart and leave, and each gateway sees
+it at another moment.
 
 The real sessions and script on a virtual clock, before simulated engines. A gateway looks at a replica some
 time after something happened to it, and sees what is true then. Two tenants of weights 1 and 3 always wait at

@@ -3,6 +3,7 @@ here."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -47,9 +48,10 @@ def answer(
 
 
 def said(message: PoolMessage | None) -> list[Any]:
-    """Replicas, confirmed turns, acts, and the passage where there is one."""
+    """Replicas, confirmed turns, acts but for replicas' lives, and the passage where there is one."""
     assert message is not None
     words: list[Any] = msgspec.msgpack.decode(message.packed)
+    words[2] = [act for act in words[2] if act[0] != "lives"]
     return words
 
 
@@ -182,6 +184,72 @@ def test_who_joins_again_says_what_running_requests_had() -> None:
     session.answered(answer(status="lost"), 1.0)
     _, _, acts, _ = said(session.message(2.0, REPLICAS))
     assert acts[1] == ["had", "acme", 5_000_000, {"engine-0": ["", 7, 7, 7]}]
+
+
+def test_what_is_put_back_ends_and_waits_in_one_act_and_its_turn_of_before_is_void() -> None:
+    session, life = asking("r1")
+    session.answered(answer(turn("r1", life, 7)), 0.0)
+    rest = session.mirror.put_back("r1", 4, 2, 1.0)
+    session.finished("r1", 4, 2, rest)
+    assert session.is_urgent
+    _, confirmed, [act] = said(session.message(1.0, REPLICAS))
+    assert confirmed == ["r1"]
+    assert act[:3] == ["put_back", "r1", 8]
+    assert (act[3]["cost"], act[3]["predicted"]) == (6 + 2 * 8, 8)
+    assert session.published(msgspec.msgpack.encode([turn("r1", life, 7)]), 1.0) == []
+    heard = session.answered(answer(turn("r1", life, 8)), 1.0)
+    assert [each.ticket for each in heard.turns] == [rest]
+    assert said(session.message(1.0, REPLICAS))[1] == ["r1"]
+
+
+def test_without_an_engine_what_is_put_back_has_only_ended_and_comes_last_to_the_front_with_one() -> None:
+    session, life = asking("r1", "r2", "waits")
+    session.answered(answer(turn("r1", life, 1), turn("r2", life, 2)), 0.0)
+    session.message(0.5, [])
+    session.answered(answer(), 0.5)
+    for name in ("r2", "r1"):
+        rest = session.mirror.put_back(name, 0, 0, 1.0 + (name == "r1"))
+        session.finished(name, 0, 0, rest)
+    assert said(session.message(2.0, []))[2] == [["finish", "r2", 0], ["finish", "r1", 0]]
+    session.answered(answer(), 2.0)
+    acts = said(session.message(3.0, REPLICAS))[2]
+    assert [act[:2] for act in acts] == [["arrive", "waits"], ["front", "r2"], ["front", "r1"]]
+
+
+def test_members_that_go_and_come_back_are_said_once_first_and_again_to_who_lost_all() -> None:
+    session = make_session()
+    session.member("engine-0", is_out=False)
+    joined(session)
+    session.member("engine-0", is_out=False)
+    assert not session.has_news
+    session.member("engine-1", is_out=True)
+    session.member("engine-1", is_out=True)
+    arrive(session, "r1")
+    assert session.is_urgent
+    acts = said(session.message(0.0, REPLICAS))[2]
+    assert [act[:2] for act in acts] == [["out", "engine-1"], ["arrive", "r1"]]
+    session.answered(answer(status="lost"), 0.0)
+    acts = said(session.message(0.0, REPLICAS))[2]
+    assert [act[:2] for act in acts] == [["out", "engine-1"], ["arrive", "r1"]]
+    session.answered(answer(), 0.0)
+    session.member("engine-1", is_out=False)
+    assert said(session.message(0.0, REPLICAS))[2] == [["back", "engine-1"]]
+
+
+def test_another_life_of_an_engine_ends_the_one_before_and_a_lost_link_does_not() -> None:
+    session = make_session()
+    one, other = (replace(REPLICAS[0], life=life) for life in ("one", "other"))
+    for replicas, expected in (
+        ([one], [["lives", {"engine-0": "one"}]]),
+        ([one], []),
+        ([one, Replica("engine-1", 1, 10)], [["lives", {"engine-0": "one", "engine-1": ""}]]),
+        ([other], [["lives", {"engine-0": "other"}], ["out", "engine-0", "one"]]),
+    ):
+        assert session.sees_others(replicas) is bool(expected)
+        message = session.message(0.0, replicas)
+        assert message is not None
+        assert msgspec.msgpack.decode(message.packed)[2] == expected
+        session.answered(answer(), 0.0)
 
 
 def test_turns_are_taken_in_the_order_in_which_they_were_given() -> None:
