@@ -78,9 +78,7 @@ class PoolSession:
         self._has_engine = False
         self._told: set[str] = set()
         self._sizes: Recent[Replica] = Recent(MOST_MEMBERS)
-        self._offers: dict[str, frozenset[str]] = {}
-        self._lives: dict[str, str] = {}
-        """Of the replicas last sent."""
+        self._kinds: dict[str, tuple[frozenset[str], str]] = {}
         self._out_of_rotation: Recent[bool] = Recent(MOST_MEMBERS)
         self._unsaid: Recent[bool] = Recent(MOST_MEMBERS)
         """Of these, what the pool does not know yet."""
@@ -130,7 +128,7 @@ class PoolSession:
 
     def sees_others(self, replicas: Sequence[Replica]) -> bool:
         """These replicas, or what they can do, differ from those last sent."""
-        return _offers(replicas) != self._offers or _lives(replicas) != self._lives
+        return _kinds(replicas) != self._kinds
 
     def member(self, replica_id: str, *, is_out: bool) -> None:
         """A replica was drained or has left (`is_out`), or it was resumed or has joined; said once."""
@@ -230,15 +228,13 @@ class PoolSession:
         passage: codec.Joining | str | None = "leaves" if leaves else None
         acts: list[list[Any]] = []
         self._told = {replica.replica_id for replica in replicas}
-        offers, lives = _offers(replicas), _lives(replicas)
-        has_other_offers, self._offers = offers != self._offers, offers
-        if lives != self._lives or not self._belongs:
-            acts.append(["lives", lives])
-        self._lives = lives
+        sees_others, self._kinds = self.sees_others(replicas), _kinds(replicas)
+        if sees_others or not self._belongs:
+            acts.append(["lives", {replica.replica_id: replica.life for replica in replicas}])
         for replica in replicas:
             known = self._sizes.get(replica.replica_id)
             if known is not None and known.life != replica.life:
-                acts.append(["out", replica.replica_id, known.life])
+                acts.append(["member", replica.replica_id, True, known.life])
             self._sizes.note(replica.replica_id, replica)
         if not self._belongs:
             self._life += 1
@@ -247,7 +243,9 @@ class PoolSession:
             brakes = _shares(self.mirror.brakes)
             returns = bool(self._epoch) or self.is_broken
             passage = codec.Joining(self.rule, self.mirror.order_name, brakes, returns)
-            acts += [["out", each] for each in self._out_of_rotation if self._out_of_rotation.get(each)]
+            acts += [
+                ["member", each, True] for each in self._out_of_rotation if self._out_of_rotation.get(each)
+            ]
             acts += [
                 ["run", flight.ticket.entry.entry_id, self._about_running(flight, now_s)]
                 for flight in self.mirror.in_flight()
@@ -261,21 +259,14 @@ class PoolSession:
             waiting = self.mirror.tickets() if replicas else ()
             # Of those that were put back the last one stands first.
             ranked = sorted(waiting, key=lambda each: (each.before is not None, each.entry.arrived_s))
-            acts += [
-                [
-                    "arrive" if ticket.before is None else "front",
-                    ticket.entry.entry_id,
-                    self._about(ticket, now_s),
-                ]
-                for ticket in ranked
-            ]
+            acts += [["arrive", each.entry.entry_id, self._about(each, now_s)] for each in ranked]
             self._confirmed, self._turns = [], {}
         else:
             # First, so that no turn is given by the members, or by what they could do, before.
-            acts += [["out" if self._unsaid.get(each) else "back", each] for each in self._unsaid]
+            acts += [["member", each, self._unsaid.get(each)] for each in self._unsaid]
             acts += [
                 ["unfit", ticket.entry.entry_id, self._unfit(ticket)]
-                for ticket in (self.mirror.tickets() if has_other_offers else ())
+                for ticket in (self.mirror.tickets() if sees_others else ())
                 if ticket.needs
             ]
             acts += [
@@ -385,8 +376,9 @@ class PoolSession:
 
     def _unfit(self, ticket: Ticket) -> dict[str, bool]:
         """The replicas of this gateway that cannot do what a request needs."""
-        unfit = [replica_id for replica_id, offers in self._offers.items() if not ticket.needs <= offers]
-        return dict.fromkeys(unfit, True)
+        return {
+            replica_id: True for replica_id, (offers, _) in self._kinds.items() if not ticket.needs <= offers
+        }
 
     def _about(self, ticket: Ticket, now_s: float) -> dict[str, Any]:
         entry = ticket.entry
@@ -405,7 +397,7 @@ class PoolSession:
             "cached": cached,
             "unfit": self._unfit(ticket),
             "waited_us": max(0, round((now_s - entry.arrived_s) * 1e6)),
-        }
+        } | ({} if ticket.before is None else {"front": True})
 
     def _about_running(self, flight: InFlight, now_s: float) -> dict[str, Any]:
         running = {
@@ -422,12 +414,8 @@ class PoolSession:
         return self._about(flight.ticket, now_s) | {"running": running}
 
 
-def _offers(replicas: Sequence[Replica]) -> dict[str, frozenset[str]]:
-    return {replica.replica_id: replica.offers for replica in replicas}
-
-
-def _lives(replicas: Sequence[Replica]) -> dict[str, str]:
-    return {replica.replica_id: replica.life for replica in replicas}
+def _kinds(replicas: Sequence[Replica]) -> dict[str, tuple[frozenset[str], str]]:
+    return {replica.replica_id: (replica.offers, replica.life) for replica in replicas}
 
 
 def _shares(brakes: Brakes) -> list[float]:

@@ -69,12 +69,14 @@ local function new_ticket(about)
   }
 end
 
--- Queues a request. `back_since`: it ran and was put back to the head of its tenant's line, see join_line.
-function acts.arrive(id, about, back_since)
+-- Queues a request. `about.front`: it ran before and was put back to the head of its tenant's line; `joined`: when it
+-- had joined that, if known.
+function acts.arrive(id, about, joined)
   if tickets.get(id) then
     return
   end
   local tenant = tenants.get(about.tenant)
+  local back_since = about.front and (joined or number_of('served'))
   local is_taken = back_since or gateways.get(own).is_joining
   if not is_taken and refusal(id, tenant) then
     give_turns()
@@ -206,15 +208,9 @@ end
 function acts.put_back(id, cost, about)
   local ticket = own_ticket(id)
   if ticket and ticket.runs then
-    local joined = ticket.joined
     stop(id, ticket, cost)
-    acts.arrive(id, about, joined or number_of('served'))
+    acts.arrive(id, about, ticket.joined)
   end
-end
-
--- What waits at a gateway that joins (again) and was put back before.
-function acts.front(id, about)
-  acts.arrive(id, about, number_of('served'))
 end
 
 -- The lives in which this gateway knows the replicas of its list.
@@ -222,26 +218,18 @@ function acts.lives(lives)
   gateways.get(own).lives = lives
 end
 
--- A replica is out, or a life of it. Of the last epochs only: every gateway has long seen what was said before.
+-- A replica, or a life of it, is out or is back. Every gateway has long seen what is older than the last epochs.
 local MOST_EPOCHS = 256
-local function say_of_members(what, said)
-  members.epoch = members.epoch + 1
-  members.out[what] = said
+function acts.member(replica_id, goes_out, life)
+  local epoch = members.epoch + 1
+  local said = goes_out and {epoch, own, gateways.get(own).life} or nil
+  members.epoch, members.out[life and life_of(replica_id, life) or replica_id] = epoch, said
   for each, word in pairs(members.out) do
-    if word[1] <= members.epoch - MOST_EPOCHS then
+    if word[1] <= epoch - MOST_EPOCHS then
       members.out[each] = nil
     end
   end
   set_meta('members', cmsgpack.pack(members))
-end
-
-function acts.out(replica_id, life)
-  local what = life and life_of(replica_id, life) or replica_id
-  say_of_members(what, {members.epoch + 1, own, gateways.get(own).life})
-end
-
-function acts.back(replica_id)
-  say_of_members(replica_id, nil)
 end
 
 -- A tenant had service by this gateway's requests; `serials`: by replica, its engine's life and the last serial

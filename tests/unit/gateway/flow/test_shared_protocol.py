@@ -213,7 +213,7 @@ def test_without_an_engine_what_is_put_back_has_only_ended_and_comes_last_to_the
     assert said(session.message(2.0, []))[2] == [["finish", "r2", 0], ["finish", "r1", 0]]
     session.answered(answer(), 2.0)
     acts = said(session.message(3.0, REPLICAS))[2]
-    assert [act[:2] for act in acts] == [["arrive", "waits"], ["front", "r2"], ["front", "r1"]]
+    assert [(act[1], "front" in act[2]) for act in acts] == [("waits", False), ("r2", True), ("r1", True)]
 
 
 def test_members_that_go_and_come_back_are_said_once_first_and_again_to_who_lost_all() -> None:
@@ -226,14 +226,12 @@ def test_members_that_go_and_come_back_are_said_once_first_and_again_to_who_lost
     session.member("engine-1", is_out=True)
     arrive(session, "r1")
     assert session.is_urgent
-    acts = said(session.message(0.0, REPLICAS))[2]
-    assert [act[:2] for act in acts] == [["out", "engine-1"], ["arrive", "r1"]]
-    session.answered(answer(status="lost"), 0.0)
-    acts = said(session.message(0.0, REPLICAS))[2]
-    assert [act[:2] for act in acts] == [["out", "engine-1"], ["arrive", "r1"]]
-    session.answered(answer(), 0.0)
+    for status in ("lost", "ok"):
+        out, arrives = said(session.message(0.0, REPLICAS))[2]
+        assert (out, arrives[:2]) == (["member", "engine-1", True], ["arrive", "r1"])
+        session.answered(answer(status=status), 0.0)
     session.member("engine-1", is_out=False)
-    assert said(session.message(0.0, REPLICAS))[2] == [["back", "engine-1"]]
+    assert said(session.message(0.0, REPLICAS))[2] == [["member", "engine-1", False]]
 
 
 def test_another_life_of_an_engine_ends_the_one_before_and_a_lost_link_does_not() -> None:
@@ -243,7 +241,7 @@ def test_another_life_of_an_engine_ends_the_one_before_and_a_lost_link_does_not(
         ([one], [["lives", {"engine-0": "one"}]]),
         ([one], []),
         ([one, Replica("engine-1", 1, 10)], [["lives", {"engine-0": "one", "engine-1": ""}]]),
-        ([other], [["lives", {"engine-0": "other"}], ["out", "engine-0", "one"]]),
+        ([other], [["lives", {"engine-0": "other"}], ["member", "engine-0", True, "one"]]),
     ):
         assert session.sees_others(replicas) is bool(expected)
         message = session.message(0.0, replicas)
