@@ -17,6 +17,7 @@ from gateway.upstream.replica_set import ReplicaSet
 from tests.support.builders import flow_controller
 
 INFO = ModelInfo("m", "Llama", 1, 2048, 500, [2], "float32", "cpu", "")
+READY = Ready("e", INFO, "vtc", 16, 100, 32, 512, pid=1)
 
 
 @dataclass
@@ -24,7 +25,7 @@ class Drainable:
     replica_id: str
     is_up: bool = True
     is_drained: bool = False
-    ready: Ready = Ready("e", INFO, "vtc", 16, 100, 32, 512, pid=1)
+    ready: Ready = READY
     snapshot: None = None
     capabilities: Capabilities = PLAIN_TEXT
     watchers: list[Callable[[], None]] = field(default_factory=list)
