@@ -53,7 +53,7 @@ from gateway.upstream.local_engine import LocalEngine
 from gateway.upstream.openai.upstream import OpenAIUpstream
 from gateway.upstream.replica_set import ReplicaSet
 from ops.serving import audit_key, datadir
-from ops.serving.members import SHORT_NAME, open_members, run_elsewhere
+from ops.serving.members import open_members, run_elsewhere
 from ops.serving.supervisor import EngineSupervisor, engine_address
 from ops.serving.upstream_pools import pools_of
 from ops.serving.whatif_runner import WhatIfRunner
@@ -194,18 +194,14 @@ def gateway_config(settings: Settings) -> GatewayConfig:
 
 def sharing_of(settings: Settings, gateway_id: str) -> QueueSharing | None:
     """The gateway's part in shared queues; None: not shared. Raises `Invalid` for an order that cannot be."""
-    names = {upstream.name: f"{upstream.url} {upstream.model}" for upstream in settings.upstreams}
-    if settings.engine.serve and settings.engine.address:
-        names[SHORT_NAME] = SHORT_NAME
-    if settings.engine.serve:
-        names |= {engine.name: engine.name for engine in settings.engines}
-    if not settings.redis_url or settings.gateway.queue == "own" or not names:
+    is_shareable = settings.upstreams or (settings.engine.serve and run_elsewhere(settings))
+    if not settings.redis_url or settings.gateway.queue == "own" or not is_shareable:
         return None
     try:
         require_shared(make_policy(settings.policy.name, policy_options(settings)).order)
     except UnknownPolicy as error:
         raise Invalid("policy", str(error)) from None
-    return QueueSharing(settings.redis_url, gateway_id, names, settings.gateway.store_failure == "local")
+    return QueueSharing(settings.redis_url, gateway_id, settings.gateway.store_failure == "local")
 
 
 def peer_requests_of(settings: Settings) -> PeerRequests | None:
