@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zmq
+from msgspec import structs
 from zmq.auth.thread import ThreadAuthenticator
 
 from engine.client.keys import EngineKeys, KeysRefused, engine_keys
@@ -42,7 +43,7 @@ from engine.grammar.compiler import Grammars
 from engine.grammar.forms import form_of
 from engine.messages import PROTOCOL_VERSION, Ready
 from engine.process.capacity import DEFAULTS, CapacityRefused, step_sizes
-from engine.process.fingerprint import machine_name, model_fingerprint
+from engine.process.fingerprint import machine_name, model_fingerprint, tokenizer_fingerprint
 from engine.process.lock import EngineLock, LockContent, LockHeld, lock_path, pid_namespace
 from engine.process.loop import EngineLoop
 from engine.process.options import AUTO_STEPS_AHEAD, EngineOptions
@@ -96,7 +97,7 @@ def run_engine(options: EngineOptions) -> int:
     if options.gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = options.gpu
     try:
-        with _lock(options), _bound_socket(options.address, options.data_dir) as socket:
+        with _lock(options), _bound_socket(options) as socket:
             return _serve(options, socket)
     except StartRefused as error:
         print(f"fairgate engine: {error}", file=sys.stderr, flush=True)
@@ -245,7 +246,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
     learned = learned_path(options.data_dir, options.engine_id)
     ready = Ready(
         engine_id=options.engine_id,
-        model=runner.info,
+        model=structs.replace(runner.info, tokenizer=tokenizer_fingerprint(options.model_dir)),
         policy=options.policy,
         block_tokens=runner.block_tokens,
         num_blocks=runner.num_blocks,
@@ -253,6 +254,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
         max_batched_tokens=steps.max_batched_tokens,
         pid=os.getpid(),
         life=secrets.token_hex(4),
+        kv_token_bytes=loaded.token_bytes,
     )
     step_time = load_step_time(learned, key) or timed_steps(runner, texts, config, time.monotonic)
     # Not before torch was found: transformers says at length that it is missing.
@@ -308,10 +310,11 @@ def _lock(options: EngineOptions) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _bound_socket(address: str, data_dir: Path) -> Iterator[zmq.Socket[bytes]]:
+def _bound_socket(options: EngineOptions) -> Iterator[zmq.Socket[bytes]]:
+    address = options.address
     _check_address(address)
     try:
-        keys = engine_keys(address, data_dir)
+        keys = engine_keys(address, Path(options.keys_dir or options.data_dir), options.engine_id)
     except KeysRefused as error:
         raise StartRefused(str(error)) from None
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

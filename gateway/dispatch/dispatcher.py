@@ -17,9 +17,9 @@ from engine.step_time.model import PRIOR
 from gateway.background import every
 from gateway.dispatch.queue_backend import LocalQueue, QueueBackend
 from gateway.flow.controller import Dispatch, Displaced, FlowController, QueueFull, Ticket
-from gateway.flow.types import Deadlines
+from gateway.flow.types import RESUMES, Deadlines
 from gateway.flow.window import Replica
-from gateway.upstream.base import CapabilityLost, Upstream, engine_life, takes_turns
+from gateway.upstream.base import CapabilityLost, MovableUpstream, Upstream, engine_life, takes_turns
 from gateway.upstream.replica_set import ReplicaSet
 from tenants.storage.task_stop import stop
 
@@ -127,7 +127,8 @@ class Dispatcher:
                         pauses=bool(ready.policy),  # other servers name none
                         reports=bool(ready.policy),
                         life=engine_life(ready),
-                        offers=upstream.capabilities.offers,
+                        offers=upstream.capabilities.offers
+                        | ({RESUMES} if isinstance(upstream, MovableUpstream) else frozenset()),
                     )
                 )
         return sizes
@@ -224,11 +225,13 @@ class Dispatcher:
     def _joined(self, upstream: Upstream) -> None:
         upstream.watch(partial(self._changed, upstream))
         upstream.listen(partial(self._served, upstream))
+        self._backend.member(upstream.replica_id, is_out=upstream.is_drained)
         if upstream.is_up:
             self._changed(upstream)
 
     def _left(self, upstream: Upstream) -> None:
         self.flow.lost(upstream.replica_id)
+        self._backend.member(upstream.replica_id, is_out=True)
         self.pump_soon()
 
     def _served(self, upstream: Upstream, service: Mapping[str, TenantShare]) -> None:
@@ -239,6 +242,8 @@ class Dispatcher:
         """The upstream came up, was drained or resumed, or was lost: then its cache is empty."""
         if not upstream.is_up:
             self.flow.lost(upstream.replica_id)
+        if upstream in self._upstreams:
+            self._backend.member(upstream.replica_id, is_out=upstream.is_drained)
         self._refuse_unable()
         self.pump_soon()
 
@@ -247,7 +252,7 @@ class Dispatcher:
         able = [
             upstream.capabilities for upstream in self._upstreams if takes_turns(upstream) and upstream.ready
         ]
-        lacking = [capabilities.lacks(ticket.needs) for capabilities in able]
+        lacking = [capabilities.lacks(ticket.needs - {RESUMES}) for capabilities in able]
         return lacking[0] if lacking and None not in lacking else None
 
     def _refuse_unable(self) -> None:
@@ -295,12 +300,12 @@ class Dispatcher:
             self._backend.finish(entry_id, 0, 0, now_s)
             return
         upstream = self._upstreams.named(turn.replica_id)
-        if upstream is None:
+        if upstream is None or upstream.is_drained:
             # Decided elsewhere, by the members of a moment ago: it waits again, where it stood.
             self._backend.put_back(entry_id, *turn.ticket.had, now_s, turn.ticket.expires_s)
             self.pump_soon()
             return
-        if (lacking := upstream.capabilities.lacks(turn.ticket.needs)) is not None:
+        if (lacking := upstream.capabilities.lacks(turn.ticket.needs - {RESUMES})) is not None:
             # Decided for it elsewhere, by what that replica could do a moment ago.
             self._backend.finish(entry_id, 0, 0, now_s)
             future.set_exception(CapabilityLost(lacking))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from msgspec.structs import replace
@@ -25,11 +26,13 @@ from gateway.upstream.base import (
     OnService,
     ReaderTooSlow,
     SequenceRefused,
+    Upstream,
     UpstreamLost,
     UpstreamUnavailable,
     Wording,
 )
 from gateway.upstream.capabilities import PLAIN_TEXT, Capabilities
+from gateway.upstream.kv_transfer import takes_kv
 from gateway.upstream.openai.request import wanted_of
 from gateway.upstream.part_text import Completeness
 
@@ -47,18 +50,22 @@ class LocalEngine:
         capabilities: Capabilities = PLAIN_TEXT,
         *,
         name: str = "",
+        objection: Callable[[Ready], str] = lambda ready: "",
     ) -> None:
         """`model_id`: the required model (None: any): the gateway counts prompts by its tokenizer. `name`:
-        see `Upstream.name`; empty: `replica_id`."""
+        see `Upstream.name`; empty: `replica_id`. `objection`: why an engine may not serve; empty: it may."""
         self._replica_id = replica_id
         self._name = name or replica_id
         self._client = client
         self._model_id = model_id
         self._capabilities = capabilities
-        self._refused: str | None = None
-        self.is_drained = False
+        self._objection = objection
+        self._refused = ""
+        self._is_drained = False
+        self.is_leaving = False
+        """It is no member any more: it gets no turns, and what runs there goes on."""
         self._watchers: list[Callable[[], None]] = []
-        client.on_ready = self._chain(client.on_ready, self._look_at_model)
+        client.on_ready = self._chain(client.on_ready, self._look)
         client.on_lost = self._chain(client.on_lost)
 
     @property
@@ -75,7 +82,15 @@ class LocalEngine:
 
     @property
     def is_up(self) -> bool:
-        return self._client.is_up and self._refused is None
+        return self._client.is_up and not self._refused
+
+    @property
+    def is_drained(self) -> bool:
+        return self._is_drained or self.is_leaving
+
+    @property
+    def runs(self) -> bool:
+        return self._client.runs
 
     @property
     def ready(self) -> Ready | None:
@@ -128,18 +143,27 @@ class LocalEngine:
             raise UpstreamUnavailable(str(error)) from None
         return _whole(stream, submit, wording)
 
-    async def export_state(self, sequence_id: str) -> SequenceState | None:
+    def takes_kv(self, tokens: int, target: Upstream) -> bool:
+        here, there, load = self.ready, target.ready, target.snapshot
+        if not isinstance(target, LocalEngine) or here is None or there is None or load is None:
+            return False
+        speeds = (self._client.link_speed.bytes_per_s, target._client.link_speed.bytes_per_s)
+        return takes_kv(tokens, here, there, speeds, load.step_time)
+
+    async def export_state(self, sequence_id: str, *, with_kv: bool = True) -> SequenceState | None:
         try:
-            return await self._client.export(sequence_id)
+            return await self._client.export(sequence_id, with_kv=with_kv)
         except engine_client.EngineUnavailable as error:
             raise UpstreamLost(str(error)) from None
 
-    def import_state(self, state: SequenceState, wording: Wording) -> AsyncIterator[Delta]:
+    def import_state(
+        self, state: SequenceState, wording: Wording, after: AsyncIterator[Delta] | None = None
+    ) -> AsyncIterator[Delta]:
         try:
             stream = self._client.import_(state)
         except engine_client.EngineUnavailable as error:
             raise UpstreamUnavailable(str(error)) from None
-        return _whole(stream, state.submit, wording)
+        return _whole(stream, state.submit, wording, after)
 
     def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None) -> None:
         try:
@@ -173,10 +197,28 @@ class LocalEngine:
         self._client.set_brakes(shares)
 
     def set_drained(self, is_drained: bool) -> None:
-        if is_drained != self.is_drained:
-            self.is_drained = is_drained
-            for watcher in self._watchers:
-                watcher()
+        if is_drained != self._is_drained:
+            self._is_drained = is_drained
+            self._tell()
+
+    def set_leaving(self, is_leaving: bool) -> None:
+        if is_leaving != self.is_leaving:
+            self.is_leaving = is_leaving
+            self._tell()
+
+    def check(self) -> None:
+        """Looks again at whether it may serve: what the others have may have changed."""
+        before = self.is_up
+        if self._client.is_up:
+            self._look()
+        if self.is_up != before:
+            self._tell()
+
+    def open(self) -> None:
+        self._client.open()
+
+    async def close(self) -> None:
+        await self._client.close()
 
     async def explain(self, steps: int = 0) -> Explained:
         try:
@@ -190,13 +232,22 @@ class LocalEngine:
         except engine_client.EngineUnavailable as error:
             raise UpstreamLost(str(error)) from None
 
-    def _look_at_model(self) -> None:
-        ready = self._client.ready
-        if ready is None or self._model_id in (None, ready.model.model_id):
-            self._refused = None
+    def _look(self) -> None:
+        before, ready = self._refused, self._client.ready
+        if ready is None:
             return
-        self._refused = f"it serves {ready.model.model_id!r}, and this gateway's model is {self._model_id!r}"
-        log.error("engine %s is not used: %s", self._replica_id, self._refused)
+        if self._model_id not in (None, ready.model.model_id):
+            self._refused = (
+                f"it serves {ready.model.model_id!r}, and this gateway's model is {self._model_id!r}"
+            )
+        else:
+            self._refused = self._objection(ready)
+        if self._refused not in ("", before):
+            log.error("engine %s is not used: %s", self._replica_id, self._refused)
+
+    def _tell(self) -> None:
+        for watcher in self._watchers:
+            watcher()
 
     def _chain(
         self, earlier: Callable[[], None] | None, first: Callable[[], None] | None = None
@@ -205,29 +256,45 @@ class LocalEngine:
             for listener in (first, earlier):
                 if listener is not None:
                     listener()
-            for watcher in self._watchers:
-                watcher()
+            self._tell()
 
         return changed
 
 
-def _whole(stream: engine_client.EngineStream, submit: Submit, wording: Wording) -> AsyncIterator[Delta]:
+def _whole(
+    stream: engine_client.EngineStream,
+    submit: Submit,
+    wording: Wording,
+    after: AsyncIterator[Delta] | None = None,
+) -> AsyncIterator[Delta]:
     deltas = _deltas(stream)
     if submit.grammar is None and not submit.parts:
         return deltas
-    return _with_ends(deltas, Completeness(wanted_of(wording)))
+    begun = after.completeness if isinstance(after, _WithEnds) else Completeness(wanted_of(wording))
+    return _WithEnds(deltas, begun)
 
 
-async def _with_ends(deltas: AsyncIterator[Delta], completeness: Completeness) -> AsyncIterator[Delta]:
-    """With what the end cut short, and whether calls were made."""
-    async for delta in deltas:
-        completeness.feed(delta.parts, delta.text)
+class _WithEnds:
+    """Deltas with what the end cut short, and whether calls were made."""
+
+    def __init__(self, deltas: AsyncIterator[Delta], completeness: Completeness) -> None:
+        self._deltas = deltas
+        self.completeness = completeness
+
+    def __aiter__(self) -> _WithEnds:
+        return self
+
+    async def __anext__(self) -> Delta:
+        delta = await anext(self._deltas)
         outcome = delta.outcome
-        if outcome is not None:
-            lacking = "" if outcome.closed else completeness.lacking(outcome.finish)
-            word = "tool_calls" if outcome.finish == "stop" and completeness.has_calls else ""
-            delta = replace(delta, outcome=replace(outcome, incomplete=lacking, finish_word=word))
-        yield delta
+        # What an end adds does not count where the sequence goes on after it.
+        completeness = self.completeness if outcome is None else deepcopy(self.completeness)
+        completeness.feed(delta.parts, delta.text)
+        if outcome is None:
+            return delta
+        lacking = "" if outcome.closed else completeness.lacking(outcome.finish)
+        word = "tool_calls" if outcome.finish == "stop" and completeness.has_calls else ""
+        return replace(delta, outcome=replace(outcome, incomplete=lacking, finish_word=word))
 
 
 async def _deltas(stream: engine_client.EngineStream) -> AsyncIterator[Delta]:

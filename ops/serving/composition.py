@@ -18,8 +18,6 @@ import msgspec
 from litestar import Litestar
 from msgspec.structs import asdict
 
-from engine.client.client import EngineClient
-from engine.client.keys import KeysRefused, gateway_keys
 from engine.messages import SamplingParams
 from engine.process.options import EngineOptions
 from engine.scheduling.batch_or_wait.table_file import BadTable
@@ -43,18 +41,19 @@ from gateway.fair_threads import FairThreads
 from gateway.flow.shared.mirror import require_shared
 from gateway.gateway import Gateway
 from gateway.pools.catalogue import Catalogue
+from gateway.pools.members import Members
 from gateway.pools.pool import PoolSpec
 from gateway.requests.fields.own_answer import own_capabilities
 from gateway.requests.fields.sampling import model_defaults
 from gateway.requests.prompt import PromptRenderer
 from gateway.tracing.decision import TraceRule
 from gateway.tracing.tracer import Tracer
-from gateway.upstream.local_engine import LocalEngine
 from gateway.upstream.openai.upstream import OpenAIUpstream
 from gateway.upstream.replica_set import ReplicaSet
 from ops.serving import audit_key, datadir
+from ops.serving.members import open_members, run_elsewhere
 from ops.serving.supervised import Supervisors, open_supervised
-from ops.serving.supervisor import SharedEngine, engine_address
+from ops.serving.supervisor import engine_address
 from ops.serving.upstream_pools import pools_of
 from ops.serving.whatif_runner import WhatIfRunner
 from ops.settings.settings import BadSetting, Settings
@@ -85,7 +84,7 @@ class Running:
     settings: Settings
     admin: Admin
     directory: Directory
-    supervisor: Supervisors | SharedEngine | AbsentEngine
+    supervisor: Supervisors | Members | AbsentEngine
     app: Litestar
     gateway: Gateway
     control_token: str
@@ -194,16 +193,14 @@ def gateway_config(settings: Settings) -> GatewayConfig:
 
 def sharing_of(settings: Settings, gateway_id: str) -> QueueSharing | None:
     """The gateway's part in shared queues; None: not shared. Raises `Invalid` for an order that cannot be."""
-    names = {upstream.name: f"{upstream.url} {upstream.model}" for upstream in settings.upstreams}
-    if settings.engine.serve and settings.engine.address:
-        names[engine_options(settings).engine_id] = settings.engine.address
-    if not settings.redis_url or settings.gateway.queue == "own" or not names:
+    is_shareable = settings.upstreams or (settings.engine.serve and run_elsewhere(settings))
+    if not settings.redis_url or settings.gateway.queue == "own" or not is_shareable:
         return None
     try:
         require_shared(make_policy(settings.policy.name, policy_options(settings)).order)
     except UnknownPolicy as error:
         raise Invalid("policy", str(error)) from None
-    return QueueSharing(settings.redis_url, gateway_id, names, settings.gateway.store_failure == "local")
+    return QueueSharing(settings.redis_url, gateway_id, settings.gateway.store_failure == "local")
 
 
 def peer_requests_of(settings: Settings) -> PeerRequests | None:
@@ -264,27 +261,6 @@ class AbsentEngine:
         """Nothing to wait for."""
 
 
-async def open_engines(
-    settings: Settings, renderer: PromptRenderer, gateway_id: str, closing: contextlib.AsyncExitStack
-) -> tuple[Supervisors | SharedEngine, tuple[LocalEngine, ...]]:
-    """Our own engines: started, or one shared with others. Raises `Invalid` for a tcp address without keys,
-    and for more engines than there is room for."""
-    options, model_id = engine_options(settings), settings.model.resolve().name
-    able = own_capabilities(renderer.own_form, renderer.template_reads)
-    address = settings.engine.address
-    if not address:
-        return await open_supervised(options, model_id, gateway_id, able, closing)
-    if options.count > 1:
-        raise Invalid("engine.count", f"is {options.count}, but the engine at {address} is started elsewhere")
-    try:
-        keys = gateway_keys(address, settings.data_dir)
-    except KeysRefused as error:
-        raise Invalid("engine.address", str(error)) from None
-    client = EngineClient(address, gateway_id, keys=keys)
-    closing.push_async_callback(client.close)
-    return SharedEngine(client), (LocalEngine(options.engine_id, client, model_id, able),)
-
-
 def engine_sampling(settings: Settings) -> SamplingParams:
     """Sampling defaults of our own engine. Raises `Invalid`."""
     if settings.gateway.sampling_defaults == "openai":
@@ -330,15 +306,25 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
         sharing = sharing_of(settings, gateway_id)
         quota_store = await open_quota_store(settings, closing, sharing)
         config = gateway_config(settings)
-        supervisor: Supervisors | SharedEngine | AbsentEngine = AbsentEngine()
-        engines: tuple[LocalEngine, ...] = ()
+        supervisor: Supervisors | Members | AbsentEngine = AbsentEngine()
+        engines = ReplicaSet()
+        members: Members | None = None
         own: PoolSpec | None = None
         if settings.engine.serve:
             renderer = PromptRenderer(settings.model, config.special_tokens_in_text)
-            supervisor, engines = await open_engines(settings, renderer, gateway_id, closing)
+            able = own_capabilities(renderer.own_form, renderer.template_reads)
+            if run_elsewhere(settings):
+                members = await open_members(settings, able, gateway_id, database)
+                closing.push_async_callback(members.close)
+                supervisor, engines = members, members.replicas
+            else:
+                supervisor, started = await open_supervised(
+                    engine_options(settings), settings.model.resolve().name, gateway_id, able, closing
+                )
+                engines = ReplicaSet(started)
             own = PoolSpec(
                 settings.served_model_name,
-                ReplicaSet(engines),
+                engines,
                 renderer,
                 sampling=engine_sampling(settings),
             )
@@ -375,7 +361,7 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
             ledger=Ledger(database),
             quota_store=quota_store,
             prices=lambda: directory.prices,
-            upstreams=ReplicaSet((*engines, *plugged)),
+            upstreams=engines.beside(plugged),
             renderer=pools[0].renderer,
             model_name=settings.served_model_name,
             pools=pools,
@@ -386,10 +372,7 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
             read_audit_key=partial(audit_key.read_again, settings.data_dir),
             rebuild_counters=not settings.redis_url,
             address=f"{settings.host}:{settings.port}",
-            engine_addresses=(
-                *(engine.address for engine in engines),
-                *(server.address for server in plugged),
-            ),
+            members=members,
             sharing=sharing,
             peer_requests=peer_requests_of(settings),
             shown_settings=shown_settings(settings, with_template(settings)),

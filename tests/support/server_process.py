@@ -27,6 +27,7 @@ import psutil
 
 from migrations import runner
 from ops.serving.composition import engine_options
+from ops.serving.members import run_elsewhere
 from ops.serving.supervised import divided
 from ops.settings.settings import SETTINGS, load
 from tests.support.tiny_model import save_tiny_model
@@ -146,7 +147,7 @@ class Server:
             else:
                 chosen[named[flag]] = value
         settings = load(chosen, config_file=file)
-        if settings.engine.serve and not settings.engine.address:
+        if settings.engine.serve and not run_elsewhere(settings):
             found = [engine_to_adopt(options) for options in divided(engine_options(settings))]
             self.adopted = [engine for engine in found if engine is not None]
 
