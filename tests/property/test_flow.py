@@ -21,10 +21,12 @@ from engine.scheduling.counters import ServiceCounters
 from gateway.flow.ageing import effective_tier
 from gateway.flow.controller import Dispatch, FlowController, QueueFull, Ticket
 from gateway.flow.lanes import LaneRule
+from gateway.flow.types import RESUMES
 from gateway.flow.window import OWED_KV_PART, OWED_PART, Replica, WindowRule
 from ops.demo.audit import audit
 from ops.demo.logbook import events_of
 
+REPLICA = Replica("a", 3, 1000, pauses=False, offers=frozenset({RESUMES}))
 MAX_QUEUED = 12
 MAX_QUEUED_PER_TENANT = 5
 TTL_S = (5.0, 10.0, 20.0)
@@ -62,7 +64,8 @@ class Histories(RuleBasedStateMachine):
     def begin(self, policy: str) -> None:
         self.policy = policy
         self.flow = make_controller(policy)
-        self.replicas = [Replica("a", 2, 120), Replica("b", 3, 200)]
+        offers = frozenset({RESUMES})
+        self.replicas = [Replica("a", 2, 120, offers=offers), Replica("b", 3, 200, offers=offers)]
         self.now_s = 0.0
         self.number = 0
         self.waiting: dict[str, Ticket] = {}
@@ -478,7 +481,7 @@ def test_an_audit_of_the_log_finds_nothing_where_requests_were_put_back(seed: in
             end = flow.finish if draw.random() < 0.6 else flow.put_back
             end(name, ticket.had[0] + draw.randint(0, ticket.entry.input_tokens), output[name], number)
             del running[name]
-        for turn in flow.dispatch(number, [Replica("a", 3, 1000, pauses=False)]):
+        for turn in flow.dispatch(number, [REPLICA]):
             running[turn.ticket.entry.entry_id] = turn.ticket
     report = audit(events_of(flow.log.since(0, 1000)))
     assert report.compared > 20

@@ -21,6 +21,7 @@ from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import Dispatch, Ticket
 from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.mirror import Mirror
+from gateway.flow.types import RESUMES
 from gateway.flow.window import Replica, WindowRule
 from tests.support.shared_pool import Pool, PoolGateway
 
@@ -111,7 +112,8 @@ class Side:
                 del self.runs[name]
                 self.put_back(name, run.had)
         replicas = [
-            Replica(each, PLACES, MOST, pauses=False, life=life) for each, life in sorted(self.listed.items())
+            Replica(each, PLACES, MOST, pauses=False, life=life, offers=frozenset({RESUMES}))
+            for each, life in sorted(self.listed.items())
         ]
         self.gateway.sees(replicas, out=self.out)
 

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.entry import QueueEntry
+from engine.entry import OUTPUT_TOKEN_COST, QueueEntry, cost_of
 from engine.messages import TenantShare
 from engine.scheduling.brakes import Brakes
 from engine.scheduling.counters import ServiceCounters
@@ -38,6 +38,7 @@ from gateway.flow.shared import codec
 from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.control_session import IN_FORCE_S
 from gateway.flow.shared.mirror import Mirror
+from gateway.flow.types import RESUMES
 from gateway.flow.window import Replica, WindowRule
 from gateway.pools.control_loop import queue_setters
 from tests.support.shared_pool import Pool, PoolGateway
@@ -47,7 +48,7 @@ MAX_QUEUED_PER_TENANT = 6
 WEIGHTS = {"one": 1.0, "two": 2.0, "three": 3.0, "half": 0.5}
 NOON_US = 1_700_136_020_000_000
 LIFE = "engine/1"
-PLAIN, TOOLS = frozenset({"text"}), frozenset({"text", "tools"})
+PLAIN, TOOLS = frozenset({"text", RESUMES}), frozenset({"text", "tools", RESUMES})
 OWNERS = frozenset({"of 0", "of 1"})
 """Needs of a gateway's requests: so the one controller knows to which replicas they may go."""
 REPLICAS = [
@@ -72,7 +73,13 @@ CASES: tuple[str, ...] = (
 CASES += ("aged", "long", "reserved", "raised by a reservation", "answer lost", "late copy", "owed")
 CASES += ("needs one",)
 CASES += ("turned", "turned while something waits", "aged by a knob")
-CASES += ("put back", "put back and went on", "put back and aged", "not where it is out")
+CASES += (
+    "put back",
+    "ended before its turn",
+    "put back and went on",
+    "put back and aged",
+    "not where it is out",
+)
 CASES += ("had less than charged", "heard", "lifted", "foreseen longer", "foreseen shorter")
 BRAKES = (Brakes(), Brakes({2: 0.4}), Brakes({1: 0.5}), Brakes({1: 0.34, 2: 0.1}))
 ROUNDING = 100
@@ -294,8 +301,11 @@ class Histories(RuleBasedStateMachine):
         gateways settle what is beyond one by one, and one controller over all of a tenant's requests."""
         name = data.draw(st.sampled_from(sorted(self.running)))
         entry, (computed, emitted) = self.running[name][1].entry, self.computed[name]
-        prompt = min(prompt, entry.input_tokens - computed)
-        output = min(output, entry.predicted_output_tokens - emitted)
+        flight = self.union.dispatched.get(name)
+        assert flight is not None
+        left = max(0, flight.charged_cost - cost_of(computed, emitted))
+        prompt = min(prompt, entry.input_tokens - computed, left)
+        output = min(output, (left - prompt) // OUTPUT_TOKEN_COST)
         lifts = {data.draw(st.integers(0, 2)): data.draw(st.integers(1, 60)) * 10**6} if lift == 2 else {}
         self.report(name, prompt, output, lifts)
         self.met["lifted"] += bool(lifts)
@@ -353,6 +363,19 @@ class Histories(RuleBasedStateMachine):
         assert self.union.put_back(name, *had, self.now_s) == rest
         self.waiting[name] = (at, rest)
         self.met["put back"] += 1
+
+    @precondition(lambda self: any(ticket.before for _, ticket in self.waiting.values()))
+    @rule(data=st.data(), input_tokens=st.integers(0, 9), output_tokens=st.integers(0, 9))
+    def ends_before_its_turn(self, data: st.DataObject, input_tokens: int, output_tokens: int) -> None:
+        """It was put back, and ended where it ran before it had a place elsewhere."""
+        back = sorted(name for name, (_, ticket) in self.waiting.items() if ticket.before)
+        name = data.draw(st.sampled_from(back))
+        at, ticket = self.waiting.pop(name)
+        had = ticket.had[0] + input_tokens, ticket.had[1] + output_tokens
+        self.union.finish(name, *had, self.now_s)
+        self.gateways[at].finish(name, *had, self.now_s)
+        self.met["ended before its turn"] += 1
+        self.exchange(at)
 
     @rule(at=st.integers(0, 1), index=st.integers(0, 1), is_lost=st.booleans())
     def a_replica_goes(self, at: int, index: int, is_lost: bool) -> None:

@@ -201,6 +201,10 @@ function acts.finish(id, cost)
   local ticket = own_ticket(id)
   if ticket and ticket.runs then
     stop(id, ticket, cost)
+  elseif ticket then
+    -- It was put back, and ended where it ran before its turn came.
+    leave(id, ticket)
+    charge(ticket.tenant, ticket.weight, cost)
   end
 end
 
