@@ -1,72 +1,128 @@
-"""Ray as the cluster that engines are placed on: one named detached actor for each replica.
+"""Ray as the cluster that engines are placed on: it places and restarts one detached actor for each.
 
-Ray places and restarts; nothing of a request passes through it, and no act is repeated by it.
+Nothing of a request passes through Ray, and no act is repeated by it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayError
+from ray.exceptions import ActorDiedError, RayError
 
-from ops.placement.engine_host import STOP_S, EngineHost
+from engine.client.client import EngineClient, EngineRefused, EngineUnavailable
+from engine.client.keys import KeysRefused, gateway_keys
 from ops.placement.placer import ClusterUnavailable
-from ops.placement.plan import Report, Room
+from ops.placement.plan import Report, lack_of
 
-OLDEST = (2, 60)
 NAMESPACE = "fairgate"
-END_S = STOP_S + 5.0
+ANSWER_S = 3.0
+CONNECT_S = 1.0
+PAUSE_S = 10.0
+"""Before an engine that did not serve is started again; meanwhile its last line can be read."""
+MOST_WORDS = 500
+NICE = (
+    "Ray's workers are nice, and the system lets no engine be less so: start Ray with RAY_worker_niceness=0"
+)
+# Ends in order when the thread that started it does; becomes the engine.
+LAUNCHER = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent is gone")
+os.execv(sys.executable, [sys.executable, "-P", "-m", "ops.cli.main", "engine", *sys.argv[2:]])
+"""
 
 
-class ReplicaActor(EngineHost):
+class EngineActor:
+    """Owns one engine process; each ends with the other, and Ray starts both anew."""
+
     def __init__(self, name: str, data_dir: Path, environment: Mapping[str, str]) -> None:
-        super().__init__(name, ray.util.get_node_ip_address(), data_dir, environment)
+        """`data_dir`: on this machine. `environment`: further variables of the engine."""
+        self._name, self._data_dir, self._host = name, data_dir, ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((self._host, 0))
+            self._address = f"tcp://{self._host}:{probe.getsockname()[1]}"
+        # It outlives the absence of gateways.
+        self._environment = {**os.environ, **environment, "FAIRGATE_ENGINE_ORPHAN_S": "3600"}
+        self._client: EngineClient | None = None
+        self._why = ""
+        threading.Thread(target=self._own, daemon=True).start()
+
+    async def report(self) -> Report:
+        """The engine serves when its `Ready` came over the link."""
+        if self._why:
+            return Report(self._host, why=self._why)
+        try:
+            if self._client is None:
+                keys = gateway_keys(self._address, self._data_dir)
+                self._client = EngineClient(self._address, f"placer-{self._name}", keys=keys)
+            await self._client.connect(CONNECT_S)
+        except (KeysRefused, EngineRefused) as error:
+            return Report(self._host, why=str(error))
+        except EngineUnavailable:
+            return Report(self._host)
+        return Report(self._host, self._address)
+
+    def _own(self) -> None:
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, 0)  # of this thread, and so of the engine
+            self._why = self._run()
+        except PermissionError:
+            self._why = NICE
+        except OSError as error:
+            self._why = f"the engine cannot be started: {error}"
+        if self._client is None or self._client.ready is None:
+            time.sleep(PAUSE_S)
+        os._exit(1)
+
+    def _run(self) -> str:
+        """The engine's last line, when it has ended."""
+        path = self._data_dir / "logs" / f"{self._name}.log"
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.exists():
+            path.replace(path.with_suffix(".log.1"))
+        options = ["--address", self._address, "--engine-id", self._name, "--data-dir", str(self._data_dir)]
+        command = [sys.executable, "-P", "-c", LAUNCHER, str(os.getpid()), *options]
+        with path.open("wb") as log:
+            code = subprocess.call(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
+            )
+        words = path.read_text(errors="replace").strip().rpartition("\n")[2][-MOST_WORDS:]
+        return words.removeprefix("fairgate engine: ") or f"the engine ended with exit code {code}"
 
 
 class RayCluster:
     kind = "ray"
 
-    def __init__(
-        self,
-        address: str,
-        need: Mapping[str, float],
-        data_dir: Path,
-        environment: Mapping[str, str],
-        *,
-        spread: bool,
-    ) -> None:
-        """Connects; this machine must be one of the cluster. `data_dir`, `environment`: of every engine, on
-        its machine. Raises `ClusterUnavailable`."""
-        if tuple(map(int, ray.__version__.split(".")[:2])) < OLDEST:
-            raise ClusterUnavailable(
-                f"Ray {ray.__version__} is too old: {'.'.join(map(str, OLDEST))} or newer is needed"
-            )
+    def __init__(self, address: str, need: Mapping[str, float], strategy: str, *engine: object) -> None:
+        """Connects to Ray from one of its machines. `need`: resources of each replica. `engine`: what actors
+        get after their name. Raises `ClusterUnavailable`."""
+        self._need, self._strategy, self._engine = need, strategy, engine
+        self._asked: dict[str, Any] = {}
+        """Questions without an answer yet: an actor that waits for room is asked once."""
         with _refusals():
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
-        self.need, self._data_dir, self._environment = need, data_dir, environment
-        self._strategy = "SPREAD" if spread else "DEFAULT"
-        self._actors: dict[str, Any] = {}
-        self._asked: dict[str, Any] = {}
-        """Questions without an answer yet: an actor that waits for room gets one, not one a turn."""
-        with _refusals():
-            for found in ray.util.list_named_actors(all_namespaces=True):
-                if found["namespace"] == NAMESPACE:
-                    self._actors[found["name"]] = ray.get_actor(found["name"], NAMESPACE)
+            found = ray.util.list_named_actors(all_namespaces=True)
+            names = [row["name"] for row in found if row["namespace"] == NAMESPACE]
+            self._actors: dict[str, Any] = {name: ray.get_actor(name, NAMESPACE) for name in names}
 
-    def reports(self, within_s: float) -> dict[str, Report | None]:
+    def reports(self) -> dict[str, Report | None]:
         with _refusals():
-            for name, actor in self._actors.items():
-                if name not in self._asked:
-                    self._asked[name] = actor.report.remote()
+            for name in self._actors.keys() - self._asked.keys():
+                self._asked[name] = self._actors[name].report.remote()
             asked = list(self._asked.values())
-            done, _ = ray.wait(asked, num_returns=len(asked), timeout=within_s) if asked else ([], [])
-        return {
-            name: self._answer(name) if self._asked[name] in done else None for name in list(self._actors)
-        }
+            done = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S)[0] if asked else []
+        return {name: self._answer(name) if ref in done else None for name, ref in list(self._asked.items())}
 
     def _answer(self, name: str) -> Report | None:
         try:
@@ -74,54 +130,37 @@ class RayCluster:
             return report
         except ActorDiedError as error:  # for good: the next turn starts it anew
             del self._actors[name]
-            return Report(place="its machine", why=_line(error))
+            return Report("its machine", why=_line(error))
         except RayError:  # it is being restarted
             return None
 
-    def room(self) -> Room:
+    def lack(self) -> str:
         with _refusals():
             machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            return Room(machines, ray.available_resources())
+            return lack_of(self._need, machines, ray.available_resources())
 
     def start(self, name: str) -> None:
-        others = {key: amount for key, amount in self.need.items() if key not in ("CPU", "GPU")}
+        need = dict(self._need)
+        options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+        options |= {"max_restarts": -1, "max_task_retries": 0, "scheduling_strategy": self._strategy}
+        options |= {"num_cpus": need.pop("CPU", 0), "num_gpus": need.pop("GPU", 0), "resources": need}
         with _refusals():
-            self._actors[name] = (
-                ray.remote(ReplicaActor)
-                .options(
-                    name=name,
-                    namespace=NAMESPACE,
-                    lifetime="detached",
-                    get_if_exists=True,
-                    max_restarts=-1,
-                    max_task_retries=0,
-                    num_cpus=self.need.get("CPU", 0),
-                    num_gpus=self.need.get("GPU", 0),
-                    resources=others,
-                    scheduling_strategy=self._strategy,
-                )
-                .remote(name, self._data_dir, self._environment)
-            )
+            self._actors[name] = ray.remote(EngineActor).options(**options).remote(name, *self._engine)
 
     def end(self, name: str) -> None:
-        actor = self._actors.pop(name, None)
         self._asked.pop(name, None)
-        if actor is None:
-            return
-        with _refusals():
-            with contextlib.suppress(GetTimeoutError, RayError):  # the engine ends with its actor as well
-                ray.get(actor.end.remote(), timeout=END_S)
-            ray.kill(actor, no_restart=True)
+        if (actor := self._actors.pop(name, None)) is not None:
+            with _refusals():
+                ray.kill(actor)
 
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """Ray's errors in one line."""
     try:
         yield
     except (RayError, RuntimeError, ConnectionError, ValueError) as error:
-        raise ClusterUnavailable(f"Ray: {_line(error)}") from None
+        raise ClusterUnavailable(f"Ray {ray.__version__}: {_line(error)}") from None
 
 
 def _line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).split("\n") if line.strip()), type(error).__name__)
+    return str(error).strip().partition("\n")[0] or type(error).__name__

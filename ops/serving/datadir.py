@@ -147,38 +147,19 @@ def runs_in(data_dir: Path) -> str:
 @contextmanager
 def serve_lock(data_dir: Path) -> Iterator[None]:
     """Held while a gateway runs on the directory. Raises `DataDirRefused` when another one holds it."""
-    with _lock(data_dir / "serve.lock") as is_ours:
-        if not is_ours:
-            running = read_server_file(data_dir)
-            where = f" (process {running.pid}, {running.url})" if running else ""
-            raise DataDirRefused(
-                f"another fairgate serve already runs on {data_dir}{where}; "
-                "stop it, or give this one its own --data-dir"
-            )
-        yield
-
-
-@contextmanager
-def place_lock(data_dir: Path) -> Iterator[None]:
-    """Held while engines are placed or ended. Raises `DataDirRefused` when another process does so."""
-    ensure(data_dir)
-    with _lock(data_dir / "place.lock") as is_ours:
-        if not is_ours:
-            raise DataDirRefused(f"another fairgate place already runs on {data_dir}; end it first")
-        yield
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[bool]:
-    """Whether it is held in the block; False: another process holds it."""
+    path = data_dir / "serve.lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield False
-        else:
-            yield True
+            running = read_server_file(data_dir)
+            where = f" (process {running.pid}, {running.url})" if running else ""
+            raise DataDirRefused(
+                f"another fairgate serve already runs on {data_dir}{where}; "
+                "stop it, or give this one its own --data-dir"
+            ) from None
+        yield
     finally:
         os.close(descriptor)
 

@@ -3,223 +3,149 @@
 from __future__ import annotations
 
 import asyncio
-import signal
+import fcntl
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ops.cli.base import Command, Failure, answer, group, settings_now
+from ops.cli.base import Failure, answer, group, settings_now
 from ops.cli.live import call, running_server
 from ops.reporting import table
 
 if TYPE_CHECKING:
-    from ops.placement.placer import Cluster, Placer
-    from ops.serving.datadir import ServerFile
-    from tenants.directory.placed_engines import PlacedEngines
+    from ops.placement.placer import Placer
 
 T = TypeVar("T")
-MOST_REPLICAS = 256
-RAY_ADDRESS = click.option(
-    "--ray-address",
-    default="auto",
-    show_default=True,
-    help="Ray's head, HOST:PORT; this machine is a node of it.",
+ADDRESS = click.option(
+    "--ray-address", default="auto", help="Ray's head, HOST:PORT.  [default: this machine's]"
 )
 WITHIN = click.option(
-    "--within",
-    "within_s",
-    type=click.FloatRange(0, 86_400),
-    default=60.0,
-    show_default=True,
-    help="Seconds in which a drained replica may become empty, before it is ended.",
+    "--within", default=60.0, show_default=True, help="Seconds for a drained replica to empty."
 )
 
 
 @group()
 def place() -> None:
-    """Places engines on the machines of a Ray cluster; needs the extra ray.
+    """Places engines on the machines of a Ray cluster, of which this is one. Needs the extra ray.
 
     \b
-      fairgate place ray --replicas 4 --gpus 1     until Ctrl-C; engines go on without it
+      fairgate place ray --replicas 4 --need GPU=1
       fairgate place status
       fairgate place stop
-
-    Gateways find the engines by rows in the database, under which they are called engine-0, engine-1, …
     """
 
 
-@place.command(cls=Command)
-@click.option("--replicas", type=click.IntRange(1, MOST_REPLICAS), required=True, help="How many engines.")
-@click.option("--cpus", type=click.FloatRange(0), default=1.0, show_default=True, help="CPUs of each.")
-@click.option("--gpus", type=click.FloatRange(0), default=0.0, show_default=True, help="GPUs of each.")
+@place.command()
+@click.option("--replicas", type=click.IntRange(1, 256), required=True, help="Engines: engine-0, engine-1, …")
 @click.option(
-    "--resource", "resources", multiple=True, metavar="NAME=AMOUNT", help="Another resource of Ray."
+    "--need", multiple=True, default=["CPU=1"], show_default=True, help="NAME=AMOUNT of each, in Ray."
 )
-@click.option("--spread/--pack", default=True, show_default=True, help="Over all machines, or few.")
-@RAY_ADDRESS
+@click.option(
+    "--spread/--pack", default=True, show_default=True, help="On as many machines as can be, or few."
+)
+@ADDRESS
 @WITHIN
-def ray(
-    replicas: int,
-    cpus: float,
-    gpus: float,
-    resources: tuple[str, ...],
-    spread: bool,
-    ray_address: str,
-    within_s: float,
-) -> None:
-    """Keeps so many engines on a Ray cluster, in the foreground, until a signal; the engines go on after it.
+def ray(replicas: int, need: tuple[str, ...], spread: bool, ray_address: str, within: float) -> None:
+    """Keeps engines on a Ray cluster until a signal; they go on after it, and are found again.
 
-    Started again it finds them, and drains and ends those that are too many. Each takes the settings that are
-    given here (model, engine, policy), and keys and files from this data directory's path on its machine.
+    Each takes the settings that are given here, and keys and files from this data directory's path on its own
+    machine. Those that are too many are drained and ended.
     """
-    need = {"CPU": cpus, "GPU": gpus} | dict(map(_resource, resources))
-    need = {name: amount for name, amount in need.items() if amount}
-    names = [f"engine-{number}" for number in range(replicas)]
-
-    async def run(placer: Placer, cluster: Cluster, rows: PlacedEngines) -> None:
-        stop = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await placer.run(names, stop)
-
-    _with_placer(run, ray_address, within_s, need=need, spread=spread)
+    names, strategy = [f"engine-{number}" for number in range(replicas)], "SPREAD" if spread else "DEFAULT"
+    _act(lambda placer: placer.run(names, within), ray_address, dict(map(_amount, need)), strategy)
 
 
-@place.command(cls=Command)
-@RAY_ADDRESS
+@place.command()
+@ADDRESS
 def status(ray_address: str) -> None:
-    """Lists the placed replicas: state, machine, and how long gateways may take the placer's word.
+    """Lists what is placed.
 
     \b
     --json answers:
-      {"data": [{"name": "engine-0", "state": "serves at tcp://10.0.0.5:40001", "place": "10.0.0.5",
-       "lease_left_s": 88.2}, …]}
+      {"data": [{"name": "engine-0", "state": "serves at tcp://10.0.0.5:40001"}, …]}
     """
+    from ops.placement.plan import state_of
 
-    async def read(placer: Placer, cluster: Cluster, rows: PlacedEngines) -> list[dict[str, Any]]:
-        from ops.placement.placer import REPORT_S
-        from ops.placement.plan import state_of
-
-        reports = await asyncio.to_thread(cluster.reports, REPORT_S)
-        written = {row.name: row for row in await rows.read() if row.placed_by == cluster.kind}
-        return [
-            {
-                "name": name,
-                "state": state_of(reports[name], {}, None) if name in reports else "is not placed",
-                "place": written[name].place if name in written else "",
-                "lease_left_s": max(0.0, written[name].left_s) if name in written else 0.0,
-            }
-            for name in sorted(reports.keys() | written.keys())
-        ]
-
-    found = _with_placer(read, ray_address, 0.0, is_reading=True)
-    lines = [(row["name"], row["state"], row["place"], f"{row['lease_left_s']:.0f} s") for row in found]
-    answer({"data": found}, lambda: table("replicas", ("replica", "state", "machine", "lease"), lines))
+    reports, written = _act(lambda placer: placer.known(), ray_address)
+    found = [(name, state_of(report)) for name, report in sorted(reports.items())]
+    found += [(name, "is not placed") for name in sorted(written - reports.keys())]
+    rows = [{"name": name, "state": state} for name, state in found]
+    answer({"data": rows}, lambda: table("replicas", ("replica", "state"), found))
 
 
-@place.command(cls=Command)
-@RAY_ADDRESS
+@place.command()
+@ADDRESS
 @WITHIN
-def stop(ray_address: str, within_s: float) -> None:
-    """Drains every placed replica, where a server runs on this data directory, and ends its engine.
+def stop(ray_address: str, within: float) -> None:
+    """Drains what is placed, where a server runs on this data directory, and ends it.
 
     \b
     --json answers:
       {"ended": ["engine-0", "engine-1"]}
     """
 
-    async def end(placer: Placer, cluster: Cluster, rows: PlacedEngines) -> list[str]:
-        names = sorted(await placer.everything())
-        await placer.retire(names)
+    async def end(placer: Placer) -> list[str]:
+        reports, written = await placer.known()
+        await placer.retire(names := sorted({*reports, *written}), within)
         return names
 
-    ended = _with_placer(end, ray_address, within_s)
+    ended = _act(end, ray_address, {})
     answer({"ended": ended}, f"{len(ended)} replicas have ended")
 
 
-def _resource(text: str) -> tuple[str, float]:
+def _amount(text: str) -> tuple[str, float]:
     name, _, amount = text.partition("=")
     try:
-        if name and float(amount) > 0:
-            return name, float(amount)
+        return name, float(amount)
     except ValueError:
-        pass
-    raise click.UsageError(f"--resource {text!r} is not NAME=AMOUNT, with an amount above 0")
+        raise click.UsageError(f"--need {text!r} is not NAME=AMOUNT, such as GPU=1") from None
 
 
-def _with_placer(
-    act: Callable[[Placer, Cluster, PlacedEngines], Awaitable[T]],
+def _act(
+    act: Callable[[Placer], Awaitable[T]],
     ray_address: str,
-    within_s: float,
-    *,
     need: dict[str, float] | None = None,
-    spread: bool = True,
-    is_reading: bool = False,
+    strategy: str = "DEFAULT",
 ) -> T:
-    """Connects Ray and the database, and acts. Raises `Failure`."""
-    import contextlib
-
+    """Connects to Ray and the database, and acts; alone unless `need` is None. Raises `Failure`."""
     from ops.placement.placer import ClusterUnavailable, Placer
-    from ops.serving import datadir
     from ops.settings.shown import variables_of
     from tenants.directory.placed_engines import PlacedEngines
     from tenants.errors import TenancyError
     from tenants.storage.database import open_database
 
     settings, server = settings_now(), running_server()
-    rotation = None if server is None else LiveRotation(server)
+
+    def ask(method: str, path: str) -> dict[str, Any]:
+        try:
+            return {} if server is None else call(server, method, path)
+        except Failure as failure:
+            _say(failure.message)
+            return {}
 
     async def run() -> T:
         database = open_database(settings.resolved_database_url)
         try:
-            rows = PlacedEngines(database)
-            placer = Placer(cluster, rows, rotation, lambda text: click.echo(text, err=True), within_s)
-            return await act(placer, cluster, rows)
+            return await act(Placer(cluster, PlacedEngines(database), ask, _say))
         finally:
             await database.close()
 
     try:
         from ops.placement.ray import RayCluster
 
-        with contextlib.nullcontext() if is_reading else datadir.place_lock(settings.data_dir):
-            environment = variables_of(settings)
-            if need and need.get("CPU", 0) >= 1:
-                environment.setdefault("FAIRGATE_ENGINE_THREADS", str(int(need["CPU"])))
-            cluster = RayCluster(ray_address, need or {}, settings.data_dir, environment, spread=spread)
+        with (settings.data_dir / "place.lock").open("w") as lock:
+            if need is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            cluster = RayCluster(ray_address, need or {}, strategy, settings.data_dir, variables_of(settings))
             return asyncio.run(run())
+    except BlockingIOError:
+        raise Failure(f"another `fairgate place` runs on {settings.data_dir}: end it first") from None
     except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise Failure("Ray is not installed: pip install 'fairgate[ray]'") from None
-    except (ClusterUnavailable, datadir.DataDirRefused, TenancyError) as error:
+        raise Failure(f"{error.name} is not installed: pip install 'fairgate[ray]'") from None
+    except (ClusterUnavailable, TenancyError, OSError) as error:
         raise Failure(str(error)) from None
 
 
-class LiveRotation:
-    """The rotation of a running server, by its admin API."""
-
-    def __init__(self, server: ServerFile) -> None:
-        self._server = server
-
-    def drain(self, name: str) -> bool:
-        return self._act(name, "drain", {"reason": "its placer ends it"})
-
-    def is_empty(self, name: str) -> bool:
-        try:
-            pools = call(self._server, "GET", "/upstreams")["data"]
-        except Failure:
-            return True
-        rows = [row for pool in pools for row in pool["replicas"] if row["replica_id"] == name]
-        return all(row["state"] != "draining" for row in rows)
-
-    def resume(self, name: str) -> None:
-        self._act(name, "resume", None)
-
-    def _act(self, name: str, act: str, body: object) -> bool:
-        try:
-            call(self._server, "POST", f"/upstreams/{name}/{act}", body=body)
-        except Failure as failure:
-            click.echo(f"{name}: {act}: {failure.message}", err=True)
-            return False
-        return True
+def _say(text: str) -> None:
+    click.echo(text, err=True)
