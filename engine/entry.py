@@ -11,6 +11,11 @@ COUNTER_SCALE = 1_000_000
 """Counters are integers: cost x COUNTER_SCALE / weight, so that sums never drift."""
 
 
+def cost_of(input_tokens: int, output_tokens: int) -> int:
+    """Cost tokens."""
+    return input_tokens * INPUT_TOKEN_COST + output_tokens * OUTPUT_TOKEN_COST
+
+
 class QueueEntry(msgspec.Struct, frozen=True):
     """A waiting request or sequence, as orders see it."""
 
@@ -43,7 +48,7 @@ class QueueEntry(msgspec.Struct, frozen=True):
 
     @property
     def predicted_cost(self) -> int:
-        return self.input_tokens * INPUT_TOKEN_COST + self.predicted_output_tokens * OUTPUT_TOKEN_COST
+        return cost_of(self.input_tokens, self.predicted_output_tokens)
 
     @property
     def uncached_tokens(self) -> int:

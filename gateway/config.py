@@ -273,6 +273,12 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
         Meta(ge=0.1, le=3_600),
         "A client that reads nothing of its stream for so long, while more waits for it, is cut.",
     ] = field(default=30.0, name="slow_reader")
+    moves: Annotated[
+        int,
+        Meta(ge=0, le=100),
+        "How often one request may go on at another engine after its own was lost or drained; then it ends"
+        " with what arrived. 0: never.",
+    ] = 3
     max_buffered_events: Annotated[
         int,
         Meta(ge=1, le=100_000),

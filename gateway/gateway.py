@@ -381,6 +381,7 @@ class Gateway:
                 hold_wait_s=config.hold_wait_s,
                 accounts_wait_s=config.accounts_wait_s,
                 slow_reader_s=config.slow_reader_s,
+                moves=config.moves,
                 max_buffered_events=config.max_buffered_events,
                 max_buffered_bytes=config.max_buffered_bytes,
                 max_fed_waiting=config.max_queued_per_tenant,
@@ -493,6 +494,7 @@ class Gateway:
             ),
             "directory": self.directory.run(),
             "policy": every(FOLLOW_EVERY_S, self.policy.follow, log, "the stored policy was not read"),
+            "drains": every(FOLLOW_EVERY_S, self._leave_drained, log, "what runs at drained replicas stayed"),
             "brakes": every(FOLLOW_EVERY_S, self.brakes.follow, log, "the stored brakes were not read"),
             "idempotency": every(PURGE_EVERY_S, self._purge, log, "the purge failed; it goes on"),
         }
@@ -606,6 +608,12 @@ class Gateway:
             log.exception("gateway %s could not be adopted; it is tried again", dead.gateway_id)
         finally:
             del self._adopting[dead.gateway_id]
+
+    def _leave_drained(self) -> None:
+        for pool in self.pools.values():
+            for upstream in pool.spec.upstreams:
+                if upstream.is_drained:
+                    pool.lifecycle.move_off(upstream)
 
     def _watch_forecasts(self) -> None:
         for pool in self.pools.values():

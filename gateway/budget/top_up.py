@@ -130,7 +130,7 @@ class TopUpTask:
         self,
         request_id: str,
         leases: Leases,
-        upstream: Upstream,
+        upstream: Callable[[], Upstream],
         holds: Holds,
         *,
         predict: Callable[[int], int],
@@ -140,7 +140,8 @@ class TopUpTask:
         hold_wait_s: float,
         accounts_wait_s: float,
     ) -> None:
-        """`predict`: predicted length of a sequence, given its emitted tokens."""
+        """`upstream`: where the request runs now; `predict`: predicted length of a sequence, given its
+        emitted tokens."""
         self._request_id = request_id
         self._leases = leases
         self._upstream = upstream
@@ -308,7 +309,7 @@ class TopUpTask:
         for index, use in enumerate(self._leases.uses):
             if use.outcome is None:
                 try:
-                    self._upstream.top_up(
+                    self._upstream().top_up(
                         self._sequence_ids[index], self._leases.tokens[index], self._leases.gpu_us[index]
                     )
                 except UpstreamUnavailable:
@@ -318,4 +319,4 @@ class TopUpTask:
     def _stop_used_up(self) -> None:
         for index, sequence_id in enumerate(self._sequence_ids):
             if self._leases.is_used_up(index):
-                self._upstream.cancel(sequence_id, "budget")
+                self._upstream().cancel(sequence_id, "budget")

@@ -202,8 +202,24 @@ class Dispatcher:
         self.pump_soon()
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int) -> None:
+        """It is over: also one that waits for another place."""
+        self._turns.pop(entry_id, None)
         self._backend.finish(entry_id, input_tokens, output_tokens, self._clock())
         self.pump()
+
+    def put_back(
+        self, entry_id: str, input_tokens: int, output_tokens: int, expires_s: float | None
+    ) -> asyncio.Future[Turn]:
+        """A dispatched request has to go on elsewhere: it waits at the head of its tenant's line, charged for
+        what it had. `expires_s`: as `Ticket.expires_s`. As `line_up` otherwise; it is not refused as full."""
+        if self._closing:
+            raise Closing
+        now_s = self._clock()
+        if not self._backend.put_back(entry_id, input_tokens, output_tokens, now_s, expires_s):
+            raise NoEngineAvailable
+        future = self._turns[entry_id] = asyncio.get_running_loop().create_future()
+        self.pump()
+        return future
 
     def _joined(self, upstream: Upstream) -> None:
         upstream.watch(partial(self._changed, upstream))
@@ -281,7 +297,7 @@ class Dispatcher:
         upstream = self._upstreams.named(turn.replica_id)
         if upstream is None:
             # Decided elsewhere, by the members of a moment ago: it waits again, where it stood.
-            self._backend.put_back(entry_id, 0, 0, now_s)
+            self._backend.put_back(entry_id, *turn.ticket.had, now_s, turn.ticket.expires_s)
             self.pump_soon()
             return
         if (lacking := upstream.capabilities.lacks(turn.ticket.needs)) is not None:
@@ -320,6 +336,8 @@ class Dispatcher:
         elif self._down_since_s is None:
             self._down_since_s = now_s
         elif now_s - self._down_since_s >= self._engine_grace_s:
-            for entry_id in [ticket.entry.entry_id for ticket in self.flow.tickets()]:
+            # What ran before waits until its own deadline: an engine may come back for it.
+            new = [ticket.entry.entry_id for ticket in self.flow.tickets() if ticket.before is None]
+            for entry_id in new:
                 self._fail(entry_id, self.no_engine())
         self.pump()

@@ -220,10 +220,11 @@ class RedisQueue:
             self._views = asyncio.get_running_loop().call_later(VIEWS_S, self._views_are_due)
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
-        ticket = self.flow.ticket(entry_id) if self.flow.runs(entry_id) else None
+        ticket = self.flow.ticket(entry_id)
         self.flow.finish(entry_id, input_tokens, output_tokens, now_s)
-        if ticket is not None and not self.is_alone:
-            had = ticket.before
+        is_known = ticket is not None and self.flow.ticket(entry_id) is None
+        if ticket is not None and is_known and not self.is_alone:
+            had = ticket.had
             self._session.finished(entry_id, input_tokens - had[0], output_tokens - had[1])
             self._defer()
 
@@ -240,9 +241,7 @@ class RedisQueue:
         if ticket is None or before is None:
             return False
         if not self.is_alone:
-            self._session.finished(
-                entry_id, input_tokens - before.before[0], output_tokens - before.before[1]
-            )
+            self._session.finished(entry_id, input_tokens - before.had[0], output_tokens - before.had[1])
             self._session.arrived(ticket)
         return True
 

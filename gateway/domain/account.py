@@ -32,6 +32,34 @@ class TierMove:
     """`tenant` or `operator`."""
 
 
+@dataclass(slots=True)
+class ReplicaMove:
+    """A running request went on at another replica."""
+
+    before: str
+    after: str
+    cause: str
+    """`lost` or `drained`: what became of the replica before."""
+    after_s: float
+    """Since its arrival."""
+    recomputed_tokens: int
+    """Prompt and output that the other one had to compute anew, uncharged."""
+    since_s: float
+    """On the gateway's clock."""
+    pause_s: float | None = None
+    """Until its next token; None: none came."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "from": self.before,
+            "to": self.after,
+            "cause": self.cause,
+            "after_s": _rounded(self.after_s),
+            "pause_s": _rounded(self.pause_s),
+            "recomputed_tokens": self.recomputed_tokens,
+        }
+
+
 class Refill(msgspec.Struct, frozen=True):
     """The refill rate of a limit with a ceiling, at admission."""
 
@@ -74,6 +102,7 @@ class Account(msgspec.Struct, frozen=True):
     decode: DecodeShare | None = None
     """None: unknown, or no tokens were computed."""
     moves: Sequence[TierMove] = ()
+    replica_moves: Sequence[ReplicaMove] = ()
     redemption: Redemption | None = None
     reasoning_tokens: int = 0
     incomplete: str = ""
@@ -137,6 +166,8 @@ class Account(msgspec.Struct, frozen=True):
             "upstream": self.upstream,
             "basis": self.basis,
         }
+        if self.replica_moves:
+            shown["replica_moves"] = [move.as_json() for move in self.replica_moves]
         if self.redemption is not None:
             shown["quote"] = self.redemption.as_json()
         if self.fallback is not None:

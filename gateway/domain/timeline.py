@@ -54,6 +54,7 @@ class TimelineKind(IntEnum):
     LEFT_OUT = 20
     DECODED = 21
     TRACED = 22
+    RELOCATED = 23
 
 
 FIELDS: dict[TimelineKind, tuple[str, ...]] = {
@@ -83,6 +84,7 @@ FIELDS: dict[TimelineKind, tuple[str, ...]] = {
     TimelineKind.PREEMPTED: ("whose", "sequence"),
     TimelineKind.TOPPED_UP: ("waited_us", "covered_output_tokens"),
     TimelineKind.STALLED: ("waited_us",),
+    TimelineKind.RELOCATED: ("waited_us", "recomputed_tokens"),
     TimelineKind.LAST_TOKEN: ("output_tokens", "lag_us"),
     TimelineKind.ENDED: ("outcome",),
     TimelineKind.SETTLED: ("charged_input_tokens", "charged_output_tokens", "cost_nanousd"),

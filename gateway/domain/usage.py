@@ -8,8 +8,9 @@ taken it up. The engine's outcome decides; without it, what reached the gateway.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -31,13 +32,18 @@ class SequenceUse:
     foreseen_tokens: tuple[int, int] | None = None
     """Median and 90th percentile of its whole output, as the engine foresees it."""
     outcome: SequenceOutcome | None = None
+    token_ids: array[int] = field(default_factory=lambda: array("I"))
+    """Those that arrived: with the characters of text that did, what another engine needs to go on."""
+    characters: int = 0
 
     def received(self, delta: Delta) -> None:
         """The first token proves that the prompt was computed."""
         self.gpu_us = max(self.gpu_us, delta.gpu_us)
         self.forced_tokens = max(self.forced_tokens, delta.forced_tokens)
         self.foreseen_tokens = delta.foreseen_tokens or self.foreseen_tokens
+        self.characters += len(delta.text)
         if delta.token_ids:
+            self.token_ids.extend(delta.token_ids)
             self.output_tokens += len(delta.token_ids)
             self.input_tokens = self.prompt_tokens
             self.cached_tokens = delta.cached_tokens

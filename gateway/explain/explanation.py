@@ -58,6 +58,8 @@ class WaitBreakdown:
     """It waited for its tenant's rate while it decoded."""
     stalled_s: float
     """It waited for its reader."""
+    moved_s: float = 0.0
+    """Its engine was lost or drained, until another one had its next token."""
 
     def as_json(self) -> dict[str, float]:
         return {name: round(getattr(self, name), 6) for name in self.__slots__}
@@ -91,6 +93,7 @@ def waits_of(events: Sequence[Event]) -> WaitBreakdown:
         paused_s=_paused_s(events, end_us),
         rested_s=_waited_s(events, TimelineKind.TOPPED_UP),
         stalled_s=_waited_s(events, TimelineKind.STALLED),
+        moved_s=_waited_s(events, TimelineKind.RELOCATED),
     )
 
 
@@ -103,7 +106,13 @@ def explain(events: Sequence[Event]) -> list[str]:
         _engine(events, waits),
         _prefill(events, waits),
     ]
-    said += [_pauses(events, waits), _rests(waits), _decode(events, waits), _end(events)]
+    said += [
+        _moved(events, waits),
+        _pauses(events, waits),
+        _rests(waits),
+        _decode(events, waits),
+        _end(events),
+    ]
     return [sentence for sentence in said if sentence]
 
 
@@ -155,6 +164,9 @@ def stages_of(events: Sequence[Event]) -> list[TimelineStage]:
             case TimelineKind.STALLED:
                 waited_us = number(event, "waited_us")
                 found.append(TimelineStage("reader", event.at_us / 1e6, (event.at_us + waited_us) / 1e6))
+            case TimelineKind.RELOCATED:
+                waited_us = number(event, "waited_us")
+                found.append(TimelineStage("moved", event.at_us / 1e6, (event.at_us + waited_us) / 1e6))
             case TimelineKind.TOPPED_UP if waited_us := number(event, "waited_us"):
                 found.append(
                     TimelineStage("budget", max(0, event.at_us - waited_us) / 1e6, event.at_us / 1e6)
@@ -275,6 +287,16 @@ def _pauses(events: Sequence[Event], waits: WaitBreakdown) -> str:
     again = f"; computed again {_times(recomputed)}, at no charge" if recomputed else ""
     by = f" for {' and '.join(known)}" if known else ""
     return f"gave up its place{by} {_times(len(lost))}, {_seconds(waits.paused_s)} in all{again}"
+
+
+def _moved(events: Sequence[Event], waits: WaitBreakdown) -> str:
+    """The account names the replicas."""
+    moves = [event for event in events if event.kind == TimelineKind.RELOCATED]
+    if not moves:
+        return ""
+    again = sum(number(event, "recomputed_tokens") for event in moves)
+    computed = f"; {_tokens(again)} tokens were computed again, at no charge" if again else ""
+    return f"went on at another engine {_times(len(moves))}, after {_seconds(waits.moved_s)} in all{computed}"
 
 
 def _rests(waits: WaitBreakdown) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from msgspec.structs import replace as replace_fields
 
-from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
+from engine.entry import QueueEntry, cost_of
 from engine.messages import TenantShare
 from engine.scheduling.brakes import Brakes
 from engine.scheduling.counters import ServiceCounters, scaled
@@ -212,10 +212,11 @@ class FlowController:
         if flight is None:
             return None
         ticket, entry = flight.ticket, flight.ticket.entry
-        had = input_tokens - ticket.before[0], output_tokens - ticket.before[1]
+        had = input_tokens - ticket.had[0], output_tokens - ticket.had[1]
         self.finish(entry_id, input_tokens, output_tokens, now_s)
         rest = replace_fields(
             entry,
+            arrived_s=now_s,
             input_tokens=max(0, entry.input_tokens - had[0]),
             predicted_output_tokens=max(1, flight.predicted_output_tokens - had[1]),
             predicted_high_tokens=max(0, entry.predicted_high_tokens - had[1]),
@@ -344,7 +345,7 @@ class FlowController:
         """`output_tokens` so far, all sequences together; charges what exceeds the prediction."""
         flight = self.dispatched.get(entry_id)
         if flight is not None:
-            output_tokens -= flight.ticket.before[1]
+            output_tokens -= flight.ticket.had[1]
             is_first = flight.output_tokens == 0 < output_tokens
             emitted = self.dispatched.progress(entry_id, output_tokens, live_sequences)
             self._tenants.emitted(flight.ticket.entry, emitted, is_first=is_first)
@@ -354,7 +355,7 @@ class FlowController:
         flight = self.dispatched.get(entry_id)
         if flight is None:
             return
-        announced, entry, before = flight.announced_cost, flight.ticket.entry, flight.ticket.before[1]
+        announced, entry, before = flight.announced_cost, flight.ticket.entry, flight.ticket.had[1]
         foreseen_tokens = foreseen_tokens[0] - before, foreseen_tokens[1] - before
         counter = self._running_counter(flight)
         self.dispatched.foresee(flight, foreseen_tokens)
@@ -365,20 +366,27 @@ class FlowController:
         """The service of a step at an engine in its `life`, by tenant, before what it emitted is passed to
         `progress`. A lift is the engine's for a tenant that asks for less than its share."""
         for tenant_id, share in service.items():
-            cost = share.computed_tokens * INPUT_TOKEN_COST + share.emitted_tokens * OUTPUT_TOKEN_COST
+            cost = cost_of(share.computed_tokens, share.emitted_tokens)
             self.dispatched.serve(tenant_id, scaled(cost, self._tenants.weight(tenant_id)))
             self._serials.note(replica_id, life, tenant_id, share.serials)
             for tier, amount in share.lifts.items():
                 self.queue.raise_by(tenant_id, tier, amount)
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
-        """Corrects the charge to what was really computed and emitted, all in all."""
-        flight = self.dispatched.get(entry_id)
-        if flight is None:
+        """Corrects the charge to what was really computed and emitted, all in all. One that was put back, and
+        ended where it was before its turn came, is charged what it had meanwhile."""
+        ticket, flight = self.ticket(entry_id), self.dispatched.get(entry_id)
+        if ticket is None or (flight is None and ticket.before is None):
             return
-        input_tokens -= flight.ticket.before[0]
-        output_tokens -= flight.ticket.before[1]
-        entry = flight.ticket.entry
+        entry = ticket.entry
+        input_tokens -= ticket.had[0]
+        output_tokens -= ticket.had[1]
+        if flight is None:
+            cost, counter = cost_of(input_tokens, output_tokens), self._counter(entry)
+            self.cancel(entry_id, now_s)
+            self.counters.charge(entry.tenant_id, entry.weight, cost)
+            self._note("settle", entry, now_s, counter, cost=cost)
+            return
         counter, beyond = self._running_counter(flight), flight.beyond_cost
         cost = self.dispatched.finish(flight, input_tokens, output_tokens, now_s)
         self._note("settle", entry, now_s, counter, flight.replica_id, cost=cost, beyond_cost=beyond)

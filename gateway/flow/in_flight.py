@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from engine.entry import OUTPUT_TOKEN_COST, cost_of
 from engine.scheduling.counters import MAX_TENANTS, ServiceCounters, scaled
 from engine.scheduling.order.recent import Recent
 from gateway.flow.mclock import MclockReservations
@@ -162,7 +162,7 @@ class InFlightRequests:
         self._recount(flight, live_sequences)
         flight.beyond_cost = max(flight.beyond_cost, flight.charged_cost - flight.announced_cost)
         if not flight.is_reported and output_tokens:
-            self._had(flight, entry.input_tokens * INPUT_TOKEN_COST + output_tokens * OUTPUT_TOKEN_COST)
+            self._had(flight, cost_of(entry.input_tokens, output_tokens))
         return emitted
 
     def foresee(self, flight: InFlight, foreseen_tokens: tuple[int, int]) -> None:
@@ -195,7 +195,7 @@ class InFlightRequests:
         """A request is over: corrects its charge to what was really computed and emitted, and returns it."""
         entry = flight.ticket.entry
         del self._by_id[entry.entry_id]
-        cost = input_tokens * INPUT_TOKEN_COST + output_tokens * OUTPUT_TOKEN_COST
+        cost = cost_of(input_tokens, output_tokens)
         if cost != flight.charged_cost:
             self._charge(flight, cost - flight.charged_cost)
         if not flight.is_reported:

@@ -41,8 +41,13 @@ class Ticket(msgspec.Struct, frozen=True):
     """Chain of its prompt's full blocks, see `prefix_index.py`."""
     needs: frozenset[str] = frozenset()
     """What its server must offer; compared with `Replica.offers`."""
-    before: tuple[int, int] = (0, 0)
-    """Input and output tokens that it had on replicas before, where it went on from: `entry` has the rest."""
+    before: tuple[int, int] | None = None
+    """Input and output tokens that it had on a replica from which it goes on elsewhere: `entry` has the
+    rest. None: it has not run."""
+
+    @property
+    def had(self) -> tuple[int, int]:
+        return self.before or (0, 0)
 
 
 class TokensAhead(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -125,14 +126,13 @@ class Lifecycles:
     def in_flight(self) -> list[tuple[str, str, int]]:
         """Model, name and dispatched requests of every replica. May overcount, never undercounts: a
         request that moved to another replica before its first token counts at both."""
-        counts = {
-            (name, upstream.replica_id): 0
-            for name, pool in self._pools.items()
-            for upstream in pool.spec.upstreams
-        }
+        counts: Counter[tuple[str, str]] = Counter()
         for name, pool in self._pools.items():
             for flight in pool.flow.in_flight():
                 counts[name, flight.replica_id] += 1
+            for run in pool.lifecycle.runs_of(None):
+                if run.turn is not None and run.relocating is not None:  # it is queued for another place
+                    counts[name, run.turn.upstream.replica_id] += 1
         return [
             (name, upstream.name, max(counts[name, upstream.replica_id], upstream.running_requests))
             for name, pool in self._pools.items()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from msgspec.structs import replace
@@ -20,12 +20,14 @@ from gateway.budget.top_up import TopUpTask
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.ids import sequence_id
 from gateway.domain.outcomes import RequestOutcome
+from gateway.requests.relocation import Relocation, begin, since_first_turn
 from gateway.requests.run import Interrupted, Run, SequenceEnded, SequenceOutput
 from gateway.tracing.build import CHAT, client_span
 from gateway.upstream.base import (
     ReaderTooSlow,
     Upstream,
     UpstreamLost,
+    UpstreamUnavailable,
     Wording,
     engine_life,
 )
@@ -51,8 +53,9 @@ class Execution:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        make_top_up_task: Callable[[Run, Upstream], TopUpTask | None],
+        make_top_up_task: Callable[[Run, Callable[[], Upstream]], TopUpTask | None],
         clock: Callable[[], float],
+        relocation: Relocation,
         *,
         sending: Callable[[str, str], None],
         outcome_wait_s: float,
@@ -61,6 +64,7 @@ class Execution:
         self._dispatcher = dispatcher
         self._make_top_up_task = make_top_up_task
         self._clock = clock
+        self._relocation = relocation
         self._sending = sending
         self._outcome_wait_s = outcome_wait_s
         self._slow_reader_s = slow_reader_s
@@ -69,11 +73,10 @@ class Execution:
     async def decode(self, run: Run) -> RequestOutcome:
         """Runs all sequences to the end. Raises `Interrupted`, `StoppedByEngine`, `AccountsLost` and what
         upstreams raise; nothing of the request runs any more then."""
-        assert run.turn is not None
-        upstream = run.turn.upstream
+        upstream = _place_of(run)
         # If this gateway stalled while the request waited, another one may have settled it.
         self._sending(run.call.request_id, engine_life(upstream.ready) or upstream.replica_id)
-        top_up_task = self._make_top_up_task(run, upstream)
+        top_up_task = self._make_top_up_task(run, lambda: _place_of(run))
         top_ups = [asyncio.create_task(top_up_task.run())] if top_up_task is not None else []
         readers: list[asyncio.Task[None]] = []
         cancelled: set[int] = set()
@@ -81,12 +84,13 @@ class Execution:
         def cancel(index: int) -> None:
             if run.uses[index].outcome is None and index not in cancelled:
                 cancelled.add(index)
-                upstream.cancel(sequence_id(run.call.request_id, index), "cancelled")
+                _place_of(run).cancel(sequence_id(run.call.request_id, index), "cancelled")
 
         try:
             for index in range(run.call.sequences):
-                deltas = upstream.run(_submit(run, index, self._clock()), _wording(run, index))
-                readers.append(asyncio.create_task(self._read(run, index, deltas, top_up_task, cancel)))
+                readers.append(asyncio.create_task(self._read(run, index, top_up_task, cancel, cancelled)))
+            if upstream.is_drained:
+                self._relocation.drain(run)  # it was drained after its turn
             if run.get_ready is not None:
                 asyncio.get_running_loop().call_soon(run.get_ready, run)  # once the readers have sent it
             pending: list[asyncio.Future[Any]] = [*readers, *top_ups]
@@ -99,7 +103,7 @@ class Execution:
                 if run.interrupted.done() and not all(map(asyncio.Task.done, readers)):
                     raise Interrupted(run.interrupted.result())
         finally:
-            await self._stop(run, upstream, readers, cancel)
+            await self._stop(run, readers, cancel)
             # Asked once, unlike what `stop` does: a running top-up must end before the request is settled.
             for top_up in top_ups:
                 top_up.cancel()
@@ -118,28 +122,48 @@ class Execution:
         self,
         run: Run,
         index: int,
-        deltas: AsyncIterator[Delta],
         top_up_task: TopUpTask | None,
         cancel: Callable[[int], None],
+        cancelled: Container[int],
     ) -> None:
+        """Reads a sequence to its end, also past the loss of its engine."""
         use = run.uses[index]
-        try:
-            async for delta in deltas:
-                await self._take(run, index, delta)
-                if run.interrupted.done():
-                    # Before the next delta is read, which would signal room for more to the engine.
-                    cancel(index)
-                if top_up_task is not None:
-                    top_up_task.seen(index)
-        except ReaderTooSlow:
-            run.interrupt(RequestOutcome.SLOW_READER)
-            raise Interrupted(RequestOutcome.SLOW_READER) from None
-        if use.outcome is None:
-            raise UpstreamLost("the stream ended without an outcome")
+        while use.outcome is None:
+            turn = run.turn
+            assert turn is not None
+            given_up: Delta | None = None
+            try:
+                async for delta in begin(
+                    run, turn, index, _submit(run, index, self._clock()), _wording(run, index)
+                ):
+                    if self._is_given_up(run, delta) and index not in cancelled:
+                        given_up = delta
+                        continue
+                    await self._take(run, index, delta)
+                    if run.interrupted.done():
+                        # Before the next delta is read, which would signal room for more to the engine.
+                        cancel(index)
+                    if top_up_task is not None:
+                        top_up_task.seen(index)
+                if use.outcome is None:
+                    raise UpstreamLost("the stream ended without an outcome")
+            except ReaderTooSlow:
+                if given_up is not None:
+                    await self._take(run, index, given_up)
+                run.interrupt(RequestOutcome.SLOW_READER)
+                raise Interrupted(RequestOutcome.SLOW_READER) from None
+            except (UpstreamLost, UpstreamUnavailable) as error:
+                await self._relocation.onward(run, turn, error)
         if use.outcome.finish not in FINISHES:
             if run.interrupted.done():
                 raise Interrupted(run.interrupted.result())
             raise StoppedByEngine(use.outcome.finish)
+
+    def _is_given_up(self, run: Run, delta: Delta) -> bool:
+        """Cancelled without our asking: its engine stops, or took this gateway for dead. Its other words are
+        left aside, as the sequence goes on where they are computed again."""
+        outcome = delta.outcome
+        return outcome is not None and outcome.finish == "cancelled" and self._relocation.may_move(run)
 
     async def _take(self, run: Run, index: int, delta: Delta) -> None:
         use = run.uses[index]
@@ -149,22 +173,23 @@ class Execution:
             if run.times.first_token_s is None:
                 run.times.first_token_s = now_s
             run.times.last_token_s = now_s
+            run.resumed(now_s)
         if delta.token_ids or delta.outcome is not None:
             run.begin()
         has_output = delta.text or delta.logprobs or delta.parts
         if has_output and await run.has_room(self._slow_reader_s, self._clock):
             run.events.put(SequenceOutput(index, delta.text, delta.logprobs, delta.parts))
         if delta.outcome is not None:
-            use.ended(delta.outcome)
+            use.ended(since_first_turn(delta.outcome, run))
         self._dispatcher.progress(run.call.request_id, run.sampled_tokens, run.live_sequences)
         if delta.foreseen_tokens is not None and delta.outcome is None:
             self._dispatcher.foresee(run.call.request_id, run.foreseen_tokens)
         if delta.outcome is not None and delta.outcome.finish in FINISHES:
             run.events.put(SequenceEnded(index, delta.outcome.finish, delta.outcome))
 
-    async def _stop(
-        self, run: Run, upstream: Upstream, readers: list[asyncio.Task[None]], cancel: Callable[[int], None]
-    ) -> None:
+    async def _stop(self, run: Run, readers: list[asyncio.Task[None]], cancel: Callable[[int], None]) -> None:
+        if run.relocating is not None:
+            run.relocating.cancel()
         unfinished = [reader for reader in readers if not reader.done()]
         if unfinished:
             for index in range(len(run.uses)):
@@ -176,13 +201,18 @@ class Execution:
                 continue
             # What reached us is charged. A late final count of the engine is only acknowledged.
             log.warning("request %s: the engine gave no final count in time", run.call.request_id)
-            straggler = asyncio.create_task(self._acknowledge_late(run, upstream, reader))
+            straggler = asyncio.create_task(self._acknowledge_late(run, _place_of(run), reader))
             self._stragglers.add(straggler)
             straggler.add_done_callback(self._stragglers.discard)
 
     async def _acknowledge_late(self, run: Run, upstream: Upstream, reader: asyncio.Task[None]) -> None:
         await asyncio.gather(reader, return_exceptions=True)
         upstream.acknowledge([use.outcome.sequence_id for use in run.uses if use.outcome is not None])
+
+
+def _place_of(run: Run) -> Upstream:
+    assert run.turn is not None
+    return run.turn.upstream
 
 
 def _submit(run: Run, index: int, now_s: float) -> Submit:

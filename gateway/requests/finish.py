@@ -20,6 +20,7 @@ from gateway.budget.stream_limiter import StreamLimiter
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.account import Account, decode_together, refills_of
 from gateway.domain.fallback import Fallback
+from gateway.domain.ids import sequence_id
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.quote_redemption import JUDGED, Redemption, redemption_of
 from gateway.domain.timeline import TimelineKind
@@ -187,10 +188,13 @@ class RequestFinisher:
         """`SettlementPending` if it takes too long (it goes on), and the nano-dollars credited."""
         sequence_ids = [each.sequence_id for each in outcomes]
         upstream = run.turn.upstream if run.turn is not None else None
+        left = [sequence_id(run.call.request_id, index) for index in range(run.call.sequences)]
 
         def acknowledge() -> None:
             if upstream is not None and sequence_ids:
                 upstream.acknowledge(sequence_ids, is_traced=run.kept_for is not None)
+            for before in run.left_at:
+                before.acknowledge(left)
 
         is_known = run.turn is None or len(outcomes) == len(run.uses) or not use.dispatched
         held = run.held
@@ -220,6 +224,9 @@ class RequestFinisher:
             # Without the engine's final count, what reached us counts; it may have emitted up to its lease.
             "basis": said.basis if is_known else "gateway",
             "upstream": _served_by(run, said),
+            **(
+                {"replica_moves": [move.as_json() for move in run.replica_moves]} if run.replica_moves else {}
+            ),
             "uncertain_tokens": said.uncertain_tokens
             if is_known
             else max(0, held.output_tokens - use.output_tokens),
@@ -342,6 +349,7 @@ def _account(
         decode=decode_together(each.decode for each in outcomes) if outcomes and basis == "engine" else None,
         decisions=[decision for each in outcomes for decision in each.decisions],
         moves=run.moves,
+        replica_moves=run.replica_moves,
         redemption=redemption,
         fallback=_fallback(run),
         refills=refills_of(run.limit_states),

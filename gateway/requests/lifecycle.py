@@ -62,6 +62,7 @@ from gateway.requests.execution import Execution, StoppedByEngine
 from gateway.requests.finish import RequestFinisher
 from gateway.requests.observer import RequestObserver
 from gateway.requests.queue_progress import Outlook, outlook, told_in_s
+from gateway.requests.relocation import Relocation
 from gateway.requests.run import Events, InLine, Interrupted, Run, uses_of
 from gateway.requests.tier_change import NotWaiting, Offer, TierChange
 from gateway.statistics import RecentShare
@@ -99,6 +100,8 @@ class LifecycleLimits:
     hold_wait_s: float
     accounts_wait_s: float
     slow_reader_s: float
+    moves: int
+    """Most replicas that one request may lose."""
     max_buffered_events: int
     max_buffered_bytes: int
     max_fed_waiting: int
@@ -166,10 +169,18 @@ class Lifecycle:
         self.prefix_hits = RecentShare()
         """Of prompt tokens, found in a cache."""
         self._stream_limiter = StreamLimiter(max_waiting=limits.max_fed_waiting)
+        self._relocation = Relocation(
+            dispatcher,
+            clock,
+            sending=holds.sending,
+            most_losses=limits.moves,
+            wait_s=limits.feed_wait_s,
+        )
         self._execution = Execution(
             dispatcher,
             self._top_up_task,
             clock,
+            self._relocation,
             sending=holds.sending,
             outcome_wait_s=limits.outcome_wait_s,
             slow_reader_s=limits.slow_reader_s,
@@ -248,6 +259,12 @@ class Lifecycle:
     def cancel(self, run: Run) -> None:
         """Ends a request that waits or runs; what was emitted is charged. Harmless to repeat."""
         run.interrupt(RequestOutcome.CANCELLED)
+
+    def move_off(self, upstream: Upstream) -> None:
+        """Moves what runs at a replica to others; harmless to repeat."""
+        for run in self._tasks:
+            if run.turn is not None and run.turn.upstream is upstream and run.times.ended_s is None:
+                self._relocation.drain(run)
 
     def is_long(self, run: Run) -> bool:
         tokens = run.call.input_tokens * run.call.choices + run.predicted_output_tokens * run.call.sequences
@@ -624,7 +641,7 @@ class Lifecycle:
             needs=call.needs,
         )
 
-    def _top_up_task(self, run: Run, upstream: Upstream) -> TopUpTask | None:
+    def _top_up_task(self, run: Run, upstream: Callable[[], Upstream]) -> TopUpTask | None:
         """None: all that can come is covered."""
         call = run.call
         assert run.leases is not None

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from engine.messages import SequenceOutcome, TokenLogprob
+from engine.messages import SequenceOutcome, SequenceState, TokenLogprob
 from gateway.budget.top_up import Leases
 from gateway.dispatch.dispatcher import Turn
-from gateway.domain.account import Account, TierMove
+from gateway.domain.account import Account, ReplicaMove, TierMove
 from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate, Times
 from gateway.domain.outcomes import RequestOutcome
@@ -24,7 +24,7 @@ from gateway.domain.usage import SequenceUse
 from gateway.estimates.overdue import WatchedWait
 from gateway.trace_context import RequestTrace
 from gateway.tracing.decision import KeepCause
-from gateway.upstream.base import Part
+from gateway.upstream.base import Part, Upstream
 from tenants.pricing.pricing import PriceBook
 from tenants.quota.store import LimitState
 from tenants.types import NOTHING, Amounts
@@ -201,6 +201,13 @@ class Run:
     """Called while an upstream works on it, to prepare the answer."""
     timeline: Timeline = field(default_factory=Timeline)
     moves: list[TierMove] = field(default_factory=list)
+    replica_moves: list[ReplicaMove] = field(default_factory=list)
+    relocating: asyncio.Task[None] | None = None
+    """While it waits for a place elsewhere."""
+    left_at: list[Upstream] = field(default_factory=list)
+    """Replicas where it ran before: each keeps an outcome until that is acknowledged."""
+    handed: dict[int, SequenceState] = field(default_factory=dict)
+    """By sequence, its state as a drained replica gave it out."""
     accounts: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while its hold changes with its tier, and never released once it is settled."""
     withdrawn_because: str = ""
@@ -255,6 +262,13 @@ class Run:
         if not self.has_begun:
             self.has_begun = True
             self.events.put(Begun())
+
+    def resumed(self, now_s: float) -> None:
+        """A token came: a move to another replica is over."""
+        if self.replica_moves and (move := self.replica_moves[-1]).pause_s is None:
+            move.pause_s = now_s - move.since_s
+            waited_us = round(move.pause_s * 1e6)
+            self.timeline.note(TimelineKind.RELOCATED, move.since_s, waited_us, move.recomputed_tokens)
 
     async def has_room(self, timeout_s: float, now_s: Callable[[], float]) -> bool:
         """Waits until the listener has room for more. False: it is too slow, or gone."""

@@ -38,6 +38,7 @@ AS_EVENTS = frozenset(
         TimelineKind.PREEMPTED,
         TimelineKind.TOPPED_UP,
         TimelineKind.STALLED,
+        TimelineKind.RELOCATED,
         TimelineKind.LEFT_OUT,
     }
 )

@@ -297,9 +297,9 @@ class Upstream(Protocol):
 
 
 @runtime_checkable
-class MovableUpstream(Upstream, Protocol):
-    """One whose sequences can go on at another of its kind, token for token: our own engines. Generators,
-    penalty counts and grammars of other servers cannot be handed over."""
+class MovableUpstream(Protocol):
+    """An `Upstream` whose sequences can go on at another of its kind, token for token: our own engines.
+    Generators, penalty counts and grammars of other servers cannot be handed over."""
 
     async def export_state(self, sequence_id: str) -> SequenceState | None:
         """Takes a sequence out (None: it is not there); its deltas end without an outcome. Raises

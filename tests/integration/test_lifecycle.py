@@ -80,12 +80,12 @@ PRINCIPAL = Principal(
 class ScriptedEngine:
     """An upstream whose sequences do what the test tells them."""
 
-    replica_id = "a"
     capabilities = PLAIN_TEXT
 
-    def __init__(self) -> None:
+    def __init__(self, replica_id: str = "a") -> None:
         info = ModelInfo("m", "x", 1, 1024, 1000, [0], "float32", "cpu", "none")
-        self.ready: Ready | None = Ready("a", info, "vtc", 16, 64, 2, 512, 1)
+        self.replica_id = self.name = replica_id
+        self.ready: Ready | None = Ready(replica_id, info, "vtc", 16, 64, 2, 512, 1)
         self.snapshot: Snapshot | None = None
         self.is_up = True
         self.is_drained = False
@@ -193,7 +193,7 @@ class ScriptedEngine:
 TIME_LIMITS = LifecycleLimits(
     tell_after_s=1.0,
     reserve_quantile=0.9, outcome_wait_s=0.2, settle_wait_s=5.0, hold_wait_s=0.3, accounts_wait_s=5.0,
-    slow_reader_s=0.2, max_buffered_events=100, max_buffered_bytes=10**6, max_fed_waiting=100,
+    slow_reader_s=0.2, moves=3, max_buffered_events=100, max_buffered_bytes=10**6, max_fed_waiting=100,
     feed_wait_s=dict.fromkeys(Tier, 60.0),
 )  # fmt: skip
 
@@ -210,6 +210,7 @@ class House:
     price: dict[str, Price] = field(default_factory=lambda: {"m": Price(100, 50, 300)})
     elsewhere: Callable[[Call], Lifecycle] | None = None
     standings: PrincipalStandings | None = None
+    others: Sequence[ScriptedEngine] = ()
 
     def __post_init__(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -219,7 +220,9 @@ class House:
             "vtc", ServiceCounters(), max_queued=3, max_queued_per_tenant=2, queue_ttl_s=[self.ttl_s] * 3,
             window=WindowRule(0, 1.0), log_records=100,
         )  # fmt: skip
-        self.dispatcher = Dispatcher(self.flow, ReplicaSet([self.engine]), clock, engine_grace_s=0.0)
+        self.dispatcher = Dispatcher(
+            self.flow, ReplicaSet([self.engine, *self.others]), clock, engine_grace_s=0.0
+        )
         self.prices = uniform_book(self.price)
         self.holds = Holds(
             self.ledger,

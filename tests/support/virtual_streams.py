@@ -44,7 +44,7 @@ HOPS = 40
 LIMITS = LifecycleLimits(
     tell_after_s=1.0,
     reserve_quantile=0.9, outcome_wait_s=5.0, settle_wait_s=30.0, hold_wait_s=5.0, accounts_wait_s=5.0,
-    slow_reader_s=5.0, max_buffered_events=10_000, max_buffered_bytes=10**9, max_fed_waiting=1_000,
+    slow_reader_s=5.0, moves=3, max_buffered_events=10_000, max_buffered_bytes=10**9, max_fed_waiting=1_000,
     feed_wait_s=dict.fromkeys(Tier, 1e6),
 )  # fmt: skip
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from msgspec import structs
 
-from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from engine.entry import cost_of
 from engine.messages import TenantShare
 from engine.scheduling.brakes import Brakes
 from gateway.flow.controller import Dispatch, InFlight, QueueFull, Ticket
@@ -140,7 +140,7 @@ class PoolSession:
         ticket = self.mirror.ticket(entry_id)
         if ticket is None:
             return
-        output_tokens -= ticket.before[1]
+        output_tokens -= ticket.had[1]
         flight = self.mirror.dispatched.get(entry_id)
         predicted = (ticket.entry if flight is None else flight).predicted_output_tokens
         if output_tokens > predicted or live_sequences < ticket.sequences:
@@ -154,7 +154,7 @@ class PoolSession:
     def finished(self, entry_id: str, input_tokens: int, output_tokens: int) -> None:
         self._progress.pop(entry_id, None)
         self._foreseen.pop(entry_id, None)
-        cost = input_tokens * INPUT_TOKEN_COST + output_tokens * OUTPUT_TOKEN_COST
+        cost = cost_of(input_tokens, output_tokens)
         self._acts.append(["finish", entry_id, cost])
 
     def _had(self, tenant_id: str, amount: int) -> None:

@@ -53,7 +53,8 @@ async def show_drain(request: Request, replica: FromPath[str]) -> Response[bytes
     opt=CHANGE | {"body": ReplicaDrain, "body_is_optional": True},
     summary="Drain a replica",
     description="It gets no new requests, from any gateway, also after restarts, until it is resumed. What"
-    " runs there ends there. What waits goes to the model's other replicas; where there is none, requests are"
+    " runs on an engine of ours goes on at another one as soon as there is room; what runs on another server"
+    " ends there. What waits goes to the model's other replicas; where there is none, requests are"
     " treated as while a replica is away: those that wait do so a while longer, and new ones are"
     " refused with 503 `engine_unavailable`.",
 )

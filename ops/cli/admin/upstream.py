@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import click
 
-from ops.cli.base import Command, Group, answer
+from ops.cli.base import Command, Failure, Group, answer
 from ops.cli.live import call, require_server
 from ops.reporting import table
+
+if TYPE_CHECKING:
+    from ops.serving.datadir import ServerFile
+
+MOST_WAIT_S = 3_600.0
+POLL_S = 0.2
 
 
 @click.group(cls=Group)
@@ -22,7 +29,8 @@ def upstream() -> None:
       fairgate upstream resume llama-a
 
     A drained replica gets no new requests, from any gateway of the database, also after restarts. What runs
-    there ends there, and what waits goes to the model's other replicas. Where there is none, requests are
+    on an engine of ours moves to others; on another server it ends there. What waits goes to the other
+    replicas. Where there is none, requests are
     treated as while a replica is away: refused as `engine_unavailable`.
     """
 
@@ -77,20 +85,50 @@ def _about(drain: dict[str, Any]) -> str:
 @upstream.command(cls=Command)
 @click.argument("replica")
 @click.option("--reason", default="", help="Why; shown with it and in the audit.")
-def drain(replica: str, reason: str) -> None:
-    """Takes a replica out of rotation, in every gateway, until it is resumed. What runs there ends there.
+@click.option(
+    "--within",
+    "within_s",
+    type=click.FloatRange(0, MOST_WAIT_S),
+    default=MOST_WAIT_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait until nothing runs there; 0: not at all.",
+)
+def drain(replica: str, reason: str, within_s: float) -> None:
+    """Takes a replica out of rotation, in every gateway, until it is resumed, and waits until it is empty.
+
+    What runs on an engine of ours moves to the model's other engines as soon as there is room, token for
+    token. What runs on another server ends there. Exit code 1: something runs there still; it stays drained.
 
     \b
     --json answers:
-      {"pool": "llama", "replica": "llama-a",
-       "since": "2026-01-31T18:00:00+00:00", "by": "control", "reason": "new driver"}
+      {"pool": "llama", "replica": "llama-a", "since": "2026-01-31T18:00:00+00:00", "by": "control",
+       "reason": "new driver", "state": "drained", "in_flight": 0}
     """
-    shown = call(require_server(), "POST", f"/upstreams/{_part(replica)}/drain", body={"reason": reason})
-    answer(
-        shown,
-        f"{shown['replica']} of {shown['pool']} gets no new requests; `fairgate upstream list` shows when"
-        " nothing runs there any more",
-    )
+    server = require_server()
+    shown = call(server, "POST", f"/upstreams/{_part(replica)}/drain", body={"reason": reason})
+    until_s = time.monotonic() + within_s
+    while True:
+        now = _now(server, replica)
+        is_over = now["state"] == "drained"
+        if is_over or time.monotonic() >= until_s:
+            break
+        time.sleep(POLL_S)
+    if within_s and not is_over:
+        raise Failure(
+            f"{now['in_flight']} requests run on {replica} after {within_s:g} s: it stays drained, and"
+            " `fairgate upstream list` shows when nothing runs there"
+        )
+    what = "nothing runs there any more" if is_over else "`fairgate upstream list` shows what runs there"
+    answer(shown | now, f"{shown['replica']} of {shown['pool']} gets no new requests; {what}")
+
+
+def _now(server: ServerFile, replica: str) -> dict[str, Any]:
+    pools = call(server, "GET", "/upstreams")["data"]
+    found = [each for pool in pools for each in pool["replicas"] if each["replica_id"] == replica]
+    if not found:  # a member that has left
+        return {"state": "drained", "in_flight": 0}
+    return {"state": found[0]["state"], "in_flight": found[0]["in_flight"]}
 
 
 @upstream.command(cls=Command)

@@ -28,6 +28,7 @@ STAGES = {
     "settle": ("settlement", "fill-8"),
     "paused": ("paused", "fill-5"),
     "reader": ("slow reader", "fill-2"),
+    "moved": ("another engine", "fill-2"),
     "budget": ("own rate", "fill-2"),
 }
 """By API name."""

@@ -78,7 +78,7 @@ async def test_a_budget_that_ends_leaves_each_answer_what_its_end_needs(
     leases.granted(Amounts(output_tokens=min(covered, budget)))
     engine, holds = Engine(leases, most), Budget(budget)
     task = TopUpTask(
-        "r", leases, engine, holds,  # type: ignore[arg-type]
+        "r", leases, lambda: engine, holds,  # type: ignore[arg-type]
         predict=lambda emitted: emitted + 8,
         sequence_ids=[str(index) for index in range(sequences)],
         clock=lambda: now_s,

@@ -253,7 +253,7 @@ def test_every_kind_and_every_outcome_has_its_place_for_good() -> None:
         "RECEIVED": 1, "QUOTED": 2, "RESERVED": 3, "QUEUED": 4, "MOVED": 5, "DISPATCHED": 6, "ADMITTED": 7,
         "PREFILLED": 8, "FIRST_TOKEN": 9, "PAUSED": 10, "RESUMED": 11, "SWAPPED": 12, "RESTORED": 13,
         "PREEMPTED": 14, "TOPPED_UP": 15, "STALLED": 16, "LAST_TOKEN": 17, "ENDED": 18, "SETTLED": 19,
-        "LEFT_OUT": 20, "DECODED": 21, "TRACED": 22,
+        "LEFT_OUT": 20, "DECODED": 21, "TRACED": 22, "RELOCATED": 23,
     }  # fmt: skip
     assert [each.value for each in OUTCOMES][:5] == [
         "completed", "disconnected", "cancelled", "slow_reader", "budget",
