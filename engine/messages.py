@@ -219,6 +219,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """The kernel's name and why it was chosen: "name: reason"."""
     forward: str = ""
     """Name of the forward pass."""
+    tokenizer: str = ""
+    """Fingerprint of its tokenizer's file; empty: not known."""
 
 
 class Ready(Tagged, frozen=True, omit_defaults=True, tag="ready"):

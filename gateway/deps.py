@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gateway.dispatch.queue_sharing import QueueSharing
     from gateway.domain.what_if import WhatIf
     from gateway.pools.catalogue import Alias
+    from gateway.pools.members import Members
     from gateway.pools.peer_requests import PeerRequests
     from gateway.pools.pool import PoolSpec
     from gateway.requests.parse import Renderer
@@ -76,8 +77,8 @@ class GatewayDeps:
     """Signs quotes; shared by all gateways of an installation, or each knows only its own."""
     instance: Instance = field(default_factory=lambda: Instance(secrets.token_hex(8)))
     address: str = ""
-    engine_addresses: tuple[str, ...] = ()
-    """One per upstream, unique among all gateways of the database; empty: the replica ids."""
+    members: Members | None = None
+    """Follows engines that run elsewhere; None: there are none."""
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
     lengths: LengthForecast | None = None
@@ -121,7 +122,8 @@ class GatewayDeps:
             object.__setattr__(self, "pools", (only,))
 
     def engine_names(self) -> frozenset[str]:
-        return frozenset(self.engine_addresses or (upstream.replica_id for upstream in self.upstreams))
+        """As in the gateways' rows."""
+        return frozenset(upstream.name for upstream in self.upstreams)
 
 
 @dataclass(slots=True)

@@ -82,6 +82,7 @@ from gateway.pools.control_loop import ControlLoop, setters_of
 from gateway.pools.fleet import Fleet
 from gateway.pools.learned_actions import own_numbers
 from gateway.pools.live_counters import GatewayNow, counters_of
+from gateway.pools.members import Members
 from gateway.pools.pool import Lifecycles, ModelPool, PoolSpec, pools_of
 from gateway.pools.request_actions import RequestActions
 from gateway.pools.waiting import WaitingHere, waiting_here
@@ -95,7 +96,7 @@ from gateway.records.refusal_recorder import RefusalRecorder
 from gateway.records.usage_check import UsageCheck
 from gateway.requests.inputs.large_bodies import LargeBodies
 from gateway.requests.lifecycle import Lifecycle, LifecycleLimits
-from gateway.upstream.base import takes_turns
+from gateway.upstream.base import Upstream, takes_turns
 from tenants.directory.gateways import GatewaySeen, IdentityTaken
 from tenants.errors import DatabaseUnavailable, Invalid
 from tenants.ledger.digests import LedgerDigests
@@ -480,6 +481,8 @@ class Gateway:
         if self.deps.peer_requests is not None:
             self.deps.peer_requests.start(self.request_actions.act)
         self.deps.upstreams.each(lambda upstream: upstream.watch(self._engine_changed.set))
+        # What one has left open is settled without it.
+        self.deps.upstreams.on_left(lambda upstream: self._engine_changed.set())
         work = {
             "lengths": every(SAVE_LENGTHS_EVERY_S, self._save_lengths, log, "the lengths were not saved"),
             "recovery": self._keep_recovered(),
@@ -496,9 +499,22 @@ class Gateway:
             "policy": every(FOLLOW_EVERY_S, self.policy.follow, log, "the stored policy was not read"),
             "drains": every(FOLLOW_EVERY_S, self._leave_drained, log, "what runs at drained replicas stayed"),
             "brakes": every(FOLLOW_EVERY_S, self.brakes.follow, log, "the stored brakes were not read"),
+            **({} if self.deps.members is None else {"members": self._follow_members(self.deps.members)}),
             "idempotency": every(PURGE_EVERY_S, self._purge, log, "the purge failed; it goes on"),
         }
         self._tasks = [asyncio.create_task(task, name=f"gateway {name}") for name, task in work.items()]
+
+    async def _follow_members(self, members: Members) -> None:
+        async def prepare(upstream: Upstream) -> None:
+            for name, pool in self.pools.items():
+                if upstream in pool.spec.upstreams:
+                    self.drains.tell(name, upstream)
+                    self.controls[name].repeat()
+            self.brakes.tell(upstream)
+            await self.policy.tell(upstream)
+
+        members.prepare = prepare
+        await members.run()
 
     async def stop(self) -> None:
         """Drains: running requests may end, waiting ones are refused, everything settles."""

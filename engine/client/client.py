@@ -193,13 +193,22 @@ class EngineClient:
         """Seconds since the last message of the engine or, before any, since connecting began."""
         return asyncio.get_running_loop().time() - self._heard_s
 
-    async def connect(self, timeout_s: float = 30.0) -> Ready:
-        """Waits until the engine serves. Raises `EngineUnavailable` (attempts go on) and `EngineRefused`."""
+    @property
+    def runs(self) -> bool:
+        """Some sequence of this gateway is there, or its end was not read yet."""
+        return bool(self._streams)
+
+    def open(self) -> None:
+        """Begins to connect, and goes on trying."""
         if self._task is None:
             self._context = zmq.Context()
             self._open_link()
             self._liveness = LivenessThread(self._context, self.address, self._keys)
             self._task = asyncio.create_task(self._keep_alive(), name=f"engine client {self.address}")
+
+    async def connect(self, timeout_s: float = 30.0) -> Ready:
+        """Waits until the engine serves. Raises `EngineUnavailable` (attempts go on) and `EngineRefused`."""
+        self.open()
         try:
             async with asyncio.timeout(timeout_s):
                 while not (self._up and self.ready is not None):

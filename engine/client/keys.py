@@ -1,7 +1,8 @@
 """Keys of engine connections over tcp: ZeroMQ CURVE, encrypted and authenticated both ways.
 
 The engine's file names the gateways' public key, the gateways' file the engine's. All gateways of an engine
-share one key pair, which proves no gateway's id. `ipc` needs none: its socket lies in a private directory.
+share one key pair, which proves no gateway's id, and so do all engines of a pool that have none of their own.
+`ipc` needs none: its socket lies in a private directory.
 """
 
 from __future__ import annotations
@@ -49,36 +50,49 @@ class GatewayKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         socket.curve_serverkey = self.engine_public.encode()
 
 
-def make_keys(data_dir: Path) -> None:
-    """Makes both files anew. Raises `OSError`."""
+def own_file(file: str, name: str) -> str:
+    """The name of one engine's own file: `engine-server.NAME.keys`; empty `name`: that of all."""
+    return f"{file.removesuffix('.keys')}.{name}.keys" if name else file
+
+
+def make_keys(directory: Path, name: str = "") -> None:
+    """Makes both files anew, of one engine or of all. Raises `OSError`."""
     engine_public, engine_secret = (key.decode() for key in zmq.curve_keypair())
     public, secret = (key.decode() for key in zmq.curve_keypair())
-    _write(data_dir / ENGINE_FILE, EngineKeys(engine_public, engine_secret, public))
-    _write(data_dir / GATEWAY_FILE, GatewayKeys(public, secret, engine_public))
+    _write(directory / own_file(ENGINE_FILE, name), EngineKeys(engine_public, engine_secret, public))
+    _write(directory / own_file(GATEWAY_FILE, name), GatewayKeys(public, secret, engine_public))
 
 
-def engine_keys(address: str, data_dir: Path) -> EngineKeys | None:
-    """Keys of an engine that binds `address`; None for `ipc`. Raises `KeysRefused`."""
-    return _keys(
-        address, data_dir / ENGINE_FILE, EngineKeys, f"run `fairgate engine keys --data-dir {data_dir}`"
-    )
+def engine_keys(address: str, directory: Path, name: str = "") -> EngineKeys | None:
+    """Keys of an engine that binds `address`: its own, else those of all; None for `ipc`. Raises
+    `KeysRefused`."""
+    path = _found(directory, ENGINE_FILE, name)
+    return _keys(address, path, EngineKeys, f"run `fairgate engine keys --data-dir {directory}`")
 
 
-def gateway_keys(address: str, data_dir: Path) -> GatewayKeys | None:
-    """Keys of a gateway that connects to an engine at `address`; None for `ipc`. Raises `KeysRefused`."""
+def gateway_keys(address: str, directory: Path, name: str = "", file: str = "") -> GatewayKeys | None:
+    """Keys of a gateway that connects to the engine `name` at `address`: `file`, else the engine's own, else
+    those of all; None for `ipc`. Raises `KeysRefused`."""
     return _keys(
         address,
-        data_dir / GATEWAY_FILE,
+        Path(file) if file else _found(directory, GATEWAY_FILE, name),
         GatewayKeys,
         f"copy {GATEWAY_FILE} there from the engine's data directory, where `fairgate engine keys` makes it",
     )
+
+
+def _found(directory: Path, file: str, name: str) -> Path:
+    own = directory / own_file(file, name)
+    return own if own.exists() else directory / file
 
 
 def _keys(address: str, path: Path, kind: type[Keys], advice: str) -> Keys | None:
     if not address.startswith("tcp:"):
         return None
     try:
-        if path.stat().st_mode & 0o077:
+        status = path.stat()
+        # A mounted secret may be its owner's and readable by this process's group.
+        if status.st_mode & (0o077 if status.st_uid == os.getuid() else 0o007):
             raise KeysRefused(
                 f"{path} is readable by others: chmod 600 {path}, and make new keys if they were read"
             )

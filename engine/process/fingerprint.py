@@ -1,7 +1,8 @@
-"""Fingerprint of a model directory and name of the machine, the keys of learned state.
+"""Fingerprint of a model directory and name of the machine, the keys of learned state; of its tokenizer.
 
-It covers the config and the names, sizes, heads and tails of weight files: reading gigabytes would take
-longer than loading them. The machine's name is its processor and cores, and its card where that computes.
+A model's covers the config and the names, sizes, heads and tails of weight files: reading gigabytes would
+take longer than loading them. The machine's name is its processor and cores, and its card where that
+computes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ def model_fingerprint(model_dir: Path) -> str:
             file.seek(max(0, size - HEAD_BYTES))
             digest.update(file.read(HEAD_BYTES))
     return digest.hexdigest()[:32]
+
+
+def tokenizer_fingerprint(model_dir: Path) -> str:
+    """32 hexadecimal digits, of the whole file. Raises OSError."""
+    return hashlib.sha256((model_dir / "tokenizer.json").read_bytes()).hexdigest()[:32]
 
 
 def machine_name(card: str = "") -> str:

@@ -31,7 +31,23 @@ class EngineSettings(Bounded, frozen=True, kw_only=True):
         Meta(title="an address like ipc:///run/fairgate/engine.sock", pattern=r"((ipc|tcp)://\S{1,200})?"),
         "Address of an engine that runs already (`fairgate engine --address`), to share it with other"
         " gateways; the default starts one. A tcp address needs the engine's `engine-gateway.keys` in this"
-        " data directory (`fairgate engine keys`).",
+        " data directory (`fairgate engine keys`). Several engines: `engines`, or `engine.discover`.",
+    ] = ""
+    discover: Annotated[
+        str,
+        Meta(
+            title="sql, dns:NAME or dns://ADDRESS[:PORT]/NAME",
+            pattern=r"(sql|dns:(//\d{1,3}(\.\d{1,3}){3}(:\d{1,5})?/)?[A-Za-z0-9_-][A-Za-z0-9._-]{0,252})?",
+        ),
+        "Where else the names and addresses of engines are looked up, while it serves: `sql`, what a placer"
+        " has written in the database, or SRV records of a DNS name (extra `dns`), at the system's nameserver"
+        " or at the one that is named. The default looks nowhere.",
+    ] = ""
+    keys_dir: Annotated[
+        str,
+        Meta(title="a directory", pattern=r".{0,4096}"),
+        "Directory of an engine's or gateway's keys for tcp addresses, such as a mounted secret; the default"
+        " is the data directory.",
     ] = ""
     device: Annotated[
         str,

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zmq
+from msgspec import structs
 from zmq.auth.thread import ThreadAuthenticator
 
 from engine.client.keys import EngineKeys, KeysRefused, engine_keys
@@ -42,7 +43,7 @@ from engine.grammar.compiler import Grammars
 from engine.grammar.forms import form_of
 from engine.messages import PROTOCOL_VERSION, Ready
 from engine.process.capacity import DEFAULTS, CapacityRefused, step_sizes
-from engine.process.fingerprint import machine_name, model_fingerprint
+from engine.process.fingerprint import machine_name, model_fingerprint, tokenizer_fingerprint
 from engine.process.lock import EngineLock, LockContent, LockHeld, lock_path, pid_namespace
 from engine.process.loop import EngineLoop
 from engine.process.options import AUTO_STEPS_AHEAD, EngineOptions
@@ -92,7 +93,7 @@ def run_engine(options: EngineOptions) -> int:
     os.umask(0o077)
     os.nice(options.niceness)
     try:
-        with _lock(options), _bound_socket(options.address, options.data_dir) as socket:
+        with _lock(options), _bound_socket(options) as socket:
             return _serve(options, socket)
     except StartRefused as error:
         print(f"fairgate engine: {error}", file=sys.stderr, flush=True)
@@ -241,7 +242,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
     learned = learned_path(options.data_dir, options.engine_id)
     ready = Ready(
         engine_id=options.engine_id,
-        model=runner.info,
+        model=structs.replace(runner.info, tokenizer=tokenizer_fingerprint(options.model_dir)),
         policy=options.policy,
         block_tokens=runner.block_tokens,
         num_blocks=runner.num_blocks,
@@ -304,10 +305,11 @@ def _lock(options: EngineOptions) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _bound_socket(address: str, data_dir: Path) -> Iterator[zmq.Socket[bytes]]:
+def _bound_socket(options: EngineOptions) -> Iterator[zmq.Socket[bytes]]:
+    address = options.address
     _check_address(address)
     try:
-        keys = engine_keys(address, data_dir)
+        keys = engine_keys(address, Path(options.keys_dir or options.data_dir), options.engine_id)
     except KeysRefused as error:
         raise StartRefused(str(error)) from None
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -17,6 +17,7 @@ from gateway.deps import GatewayDeps
 from gateway.flow.control_rules import Knob
 from gateway.pools.control_loop import ControlLoop
 from gateway.pools.pool import ModelPool
+from gateway.upstream.base import Upstream
 from tenants.admin.brakes import Brake
 from tenants.errors import DatabaseUnavailable
 from tenants.types import Tier
@@ -67,17 +68,23 @@ class ActiveBrakes:
         now_us = round(self._deps.wall_clock() * 1e6)
         return tuple(brake for brake in self._stored if not brake.is_over(now_us))
 
+    def tell(self, upstream: Upstream) -> None:
+        upstream.set_brakes(self._shares())
+
+    def _shares(self) -> dict[int, float]:
+        # A share of 1 bounds nothing: requests may be sent ahead of the engine as without it.
+        return {TIER_RANKS[hold.tier.value]: hold.share for hold in self.now if hold.share < 1}
+
     def _apply(self, holds: tuple[Brake, ...]) -> None:
         for brake in (*self.now, *holds):
             if (brake in self.now) != (brake in holds):
                 what = "holds" if brake in holds else "has ended"
                 log.warning("the brake on %s (share %g) %s", brake.tier.value, brake.share, what)
         self.now = holds
-        # A share of 1 bounds nothing: requests may be sent ahead of the engine as without it.
-        shares = {TIER_RANKS[hold.tier.value]: hold.share for hold in holds if hold.share < 1}
+        shares = self._shares()
         most = shares.get(TIER_RANKS[Tier.BATCH.value], 1.0)
         for upstream in self._deps.upstreams:
-            upstream.set_brakes(shares)
+            self.tell(upstream)
         for control in self._controls().values():
             control.bound(Knob.BATCH_SHARE, most)
         for pool in self._pools():

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 
 from gateway.deps import GatewayDeps
 from gateway.pools.pool import ModelPool
+from gateway.upstream.base import Upstream
 from tenants.admin.drains import Drain
 
 log = logging.getLogger("fairgate.gateway.drains")
@@ -22,7 +23,13 @@ class ActiveDrains:
         """All that are stored, also of other gateways' replicas."""
         self._deps = deps
         self._pools = pools
+        self._drained: frozenset[tuple[str, str]] = frozenset()
         self._seen_revision = -1
+
+    def tell(self, pool: str, upstream: Upstream) -> None:
+        """A replica that has joined."""
+        if (pool, upstream.name) in self._drained:
+            upstream.set_drained(True)
 
     async def follow(self) -> None:
         """Raises `DatabaseUnavailable`."""
@@ -30,11 +37,11 @@ class ActiveDrains:
         if revision == self._seen_revision:
             return
         self.now = tuple(await self._deps.admin.list_drains())
-        drained = {drain.identity for drain in self.now}
+        before, self._drained = self._drained, frozenset(drain.identity for drain in self.now)
         for pool in self._pools():
             for upstream in pool.spec.upstreams:
-                is_drained = (pool.name, upstream.name) in drained
-                if is_drained != upstream.is_drained:
+                is_drained = (pool.name, upstream.name) in self._drained
+                if is_drained != ((pool.name, upstream.name) in before):
                     what = "drained: it gets no new requests" if is_drained else "back in rotation"
                     log.warning("replica %s of %s is %s", upstream.replica_id, pool.name, what)
                     upstream.set_drained(is_drained)

@@ -26,7 +26,7 @@ from gateway.flow.learned.served import misfit
 from gateway.flow.learned.table_file import BadLearnedTable, LearnedTable
 from gateway.pools.control_loop import ControlLoop
 from gateway.pools.pool import ModelPool
-from gateway.upstream.base import UpstreamLost
+from gateway.upstream.base import Upstream, UpstreamLost
 from tenants.admin.audit import Actor
 from tenants.admin.policy import StoredPolicy
 from tenants.admin.transaction import IfMatch
@@ -83,6 +83,11 @@ class ActivePolicy:
             log.warning("%s", self.notice)
         self._take_table()
         await self._tell_engines()
+
+    async def tell(self, upstream: Upstream) -> None:
+        """A replica that has joined; one that refuses the policy says so in its own log, too."""
+        if refused := await self._tell_one(upstream, self.now):
+            log.error("policy %s: %s", described(self.now), refused)
 
     async def follow(self) -> None:
         async with self._changing:
@@ -202,17 +207,19 @@ class ActivePolicy:
 
     async def _tell(self, policy: StoredPolicy) -> str:
         """Sends the policy to every engine, later to those that are down. Returns the refusals."""
-        refused: list[str] = []
+        refused = [await self._tell_one(upstream, policy) for upstream in self._deps.upstreams]
+        return "; ".join(filter(None, refused))
+
+    async def _tell_one(self, upstream: Upstream, policy: StoredPolicy) -> str:
         options = self._options(policy).changed()
         # Read by gateways alone: an engine may not have the file, and a plug-in may not know the option.
         options.pop("learned_table", None)
-        for upstream in self._deps.upstreams:
-            with contextlib.suppress(UpstreamLost):
-                try:
-                    await upstream.set_policy(policy.name, options)
-                except ValueError as error:
-                    refused.append(f"{upstream.replica_id} refuses it: {error}")
-        return "; ".join(refused)
+        with contextlib.suppress(UpstreamLost):
+            try:
+                await upstream.set_policy(policy.name, options)
+            except ValueError as error:
+                return f"{upstream.replica_id} refuses it: {error}"
+        return ""
 
 
 def described(policy: StoredPolicy) -> str:

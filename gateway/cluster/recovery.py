@@ -6,7 +6,7 @@ gateways, cancels what is not read, and keeps every outcome until its settlement
 - a gateway that starts settles what its earlier life left (`recover`), and again whenever an engine comes
   (back) that could not be asked before (`sweep`);
 - a live gateway settles what a dead one left (`adopt`), if it reaches every engine that the dead one could
-  have used, and none of them is still connected to it.
+  have used, and none of them is still connected to it. One that has left the pool is not waited for for ever.
 
 Each time: ask every engine, cancel what runs without an owner and wait for its outcome, compute the charge
 (`crash_charge.py`), write the settle row, charge the counters by the row that is in the ledger, and let the
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
 ENGINE_WAIT_S = 120.0
 """Longest wait at start for the engine that knows about open requests; later ones are swept."""
+MEMBER_WAIT_S = 3.0
+"""The same where engines run elsewhere, and may not come at all."""
+LEFT_S = 120.0
+"""A gateway that is silent for so long and used engines that are no members any more is settled without."""
 CANCEL_WAIT_S = 15.0
 POLL_S = 0.05
 PAGE = 10_000
@@ -52,9 +56,13 @@ class _Inventories:
     inventories: list[tuple[Upstream, Inventory]] = field(default_factory=list)
     unasked: list[Upstream] = field(default_factory=list)
     """Unreachable, or with more outcomes to fetch."""
+    is_complete: bool = True
+    """False: who is a member is not known yet."""
 
     def may_know(self, model: str, pools: Iterable[PoolSpec]) -> bool:
         """Whether an unasked engine may know of `model`; a name of no pool (an alias) may mean any."""
+        if not self.is_complete:
+            return True
         if not self.unasked:
             return False
         named = [pool for pool in pools if pool.name == model]
@@ -83,7 +91,8 @@ async def recover(deps: GatewayDeps, earlier: Progress) -> RecoveryReport:
         report.open_reserves += len(page)
         if page:
             models = {open_request.reserve.model for open_request in page}
-            await _wait_for_engines(_that_may_know(deps, models), ENGINE_WAIT_S)
+            wait_s = ENGINE_WAIT_S if deps.members is None else MEMBER_WAIT_S
+            await _wait_for_engines(_that_may_know(deps, models), wait_s)
         settled = await _settle(deps, page, frozenset(), report, earlier)
         if settled == 0 or len(page) < PAGE:
             break
@@ -105,7 +114,7 @@ async def sweep(deps: GatewayDeps, live: Container[str], earlier: Progress | Non
 async def adopt(deps: GatewayDeps, dead: GatewaySeen, stale_s: float, live: Container[str]) -> RecoveryReport:
     """Settles what a dead gateway left, and forgets it once nothing is open. Raises as `recover`."""
     report = RecoveryReport()
-    if not dead.engines <= deps.engine_names():
+    if not _may_adopt(deps, dead):
         log.warning(
             "gateway %s is gone; it used engines that are not known here: it is left", dead.gateway_id
         )
@@ -116,7 +125,7 @@ async def adopt(deps: GatewayDeps, dead: GatewaySeen, stale_s: float, live: Cont
         return report
     report.open_reserves = len(page)
     progress = await deps.progress.read(dead.gateway_id)
-    engines = await _ask(deps.upstreams, live, adopt=True)
+    engines = await _ask(deps, live, adopt=True)
     if engines.is_connected(dead.gateway_id):
         report.left_open = len(page)
         return report
@@ -141,7 +150,7 @@ async def _settle(
     progress: Progress | None,
 ) -> int:
     """Settles `page` and everything else of which the engines hold outcomes. Returns the number settled."""
-    return await _settle_by(deps, page, live, await _ask(deps.upstreams, live), report, progress)
+    return await _settle_by(deps, page, live, await _ask(deps, live), report, progress)
 
 
 async def _settle_by(
@@ -216,10 +225,22 @@ async def _settle_one(
     return True
 
 
-async def _ask(upstreams: Iterable[Upstream], live: Container[str], *, adopt: bool = False) -> _Inventories:
+def _may_adopt(deps: GatewayDeps, dead: GatewaySeen) -> bool:
+    """Whether its engines can be asked. Rows from before engines had names have addresses."""
+    known = deps.engine_names() | {upstream.address for upstream in deps.upstreams}
+    others = dead.engines - known
+    if not others:
+        return True
+    # An engine that only the dead one reaches knows more, and waits for it.
+    is_own = any(name.endswith(f"@{dead.gateway_id}") or "://" in name for name in others)
+    shares_pool = deps.members is not None and bool(dead.engines & known)
+    return shares_pool and not is_own and dead.silent_s >= LEFT_S
+
+
+async def _ask(deps: GatewayDeps, live: Container[str], *, adopt: bool = False) -> _Inventories:
     """All outcomes, once nothing outside `live` runs. Only the gateway entitled to settle adopts."""
-    engines = _Inventories()
-    for upstream in upstreams:
+    engines = _Inventories(is_complete=deps.members is None or deps.members.is_complete)
+    for upstream in deps.upstreams:
         try:
             inventory = await _inventory_of(upstream, live, adopt)
         except UpstreamLost:

@@ -183,6 +183,13 @@ class ControlLoop:
         acts = self.control.mode is ControlMode.ACTING or self.learned.is_wanted
         return self.feed is not None and acts
 
+    def repeat(self) -> None:
+        """Sends engines their knobs again, unless at rest: one has joined."""
+        rests = self.control.rests
+        for knob in ENGINE_KNOBS & self._setters.keys():
+            if self._stands[knob] != rests[knob] or self.learned.is_wanted:
+                self._setters[knob](self._stands[knob])
+
     def describe(self) -> dict[str, Any]:
         session = self.session if self.is_shared else None
         return {

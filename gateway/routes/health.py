@@ -37,7 +37,8 @@ async def healthz() -> Response[bytes]:
     " quota store, engine (also while another process runs under this gateway's id), and where gateways share"
     " queues `shared_queue`. A quota store that is away does not fail while slices of the limits are given"
     " out without it, nor a broken queue while this gateway decides alone; the check then begins with"
-    " `local`.",
+    " `local`. `missing`: engines that run elsewhere and do not serve here, by name; while others serve, that"
+    " fails nothing.",
     opt={"answers": {503: "Something is missing."}, "plain": 503},
 )
 async def readyz(request: Request) -> Response[bytes]:
@@ -55,7 +56,10 @@ async def readiness_of(gateway: Gateway) -> dict[str, Any]:
         broken = BROKEN_LOCAL if sharing.may_go_alone else BROKEN
         checks["shared_queue"] = broken if sharing.is_broken else "ok"
     ready = all(answer in ("ok", LOCAL, BROKEN_LOCAL) for answer in checks.values())
-    return {"status": READY if ready else "not ready", "checks": checks}
+    shown: dict[str, Any] = {"status": READY if ready else "not ready", "checks": checks}
+    if gateway.deps.members is not None and (missing := gateway.deps.members.missing()):
+        shown["missing"] = missing
+    return shown
 
 
 @get(
@@ -74,7 +78,10 @@ def _check_engine(gateway: Gateway) -> str:
     # Also where other servers do the work: two processes with one id would settle each other's requests.
     if any(upstream.describe().get("refusal_code") == "superseded" for upstream in gateway.deps.upstreams):
         return SUPERSEDED
-    return "ok" if gateway.has_engine else "nothing that runs a model is ready"
+    if gateway.has_engine:
+        return "ok"
+    missing = "" if gateway.deps.members is None else ", ".join(gateway.deps.members.missing())
+    return f"nothing that runs a model is ready{f': missing are {missing}' if missing else ''}"
 
 
 async def _check_quota_store(holds: Holds) -> str:

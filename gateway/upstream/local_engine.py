@@ -47,18 +47,22 @@ class LocalEngine:
         capabilities: Capabilities = PLAIN_TEXT,
         *,
         name: str = "",
+        objection: Callable[[Ready], str] = lambda ready: "",
     ) -> None:
         """`model_id`: the required model (None: any): the gateway counts prompts by its tokenizer. `name`:
-        see `Upstream.name`; empty: `replica_id`."""
+        see `Upstream.name`; empty: `replica_id`. `objection`: why an engine may not serve; empty: it may."""
         self._replica_id = replica_id
         self._name = name or replica_id
         self._client = client
         self._model_id = model_id
         self._capabilities = capabilities
-        self._refused: str | None = None
-        self.is_drained = False
+        self._objection = objection
+        self._refused = ""
+        self._is_drained = False
+        self.is_leaving = False
+        """It is no member any more: it gets no turns, and what runs there goes on."""
         self._watchers: list[Callable[[], None]] = []
-        client.on_ready = self._chain(client.on_ready, self._look_at_model)
+        client.on_ready = self._chain(client.on_ready, self._look)
         client.on_lost = self._chain(client.on_lost)
 
     @property
@@ -75,7 +79,15 @@ class LocalEngine:
 
     @property
     def is_up(self) -> bool:
-        return self._client.is_up and self._refused is None
+        return self._client.is_up and not self._refused
+
+    @property
+    def is_drained(self) -> bool:
+        return self._is_drained or self.is_leaving
+
+    @property
+    def runs(self) -> bool:
+        return self._client.runs
 
     @property
     def ready(self) -> Ready | None:
@@ -173,10 +185,28 @@ class LocalEngine:
         self._client.set_brakes(shares)
 
     def set_drained(self, is_drained: bool) -> None:
-        if is_drained != self.is_drained:
-            self.is_drained = is_drained
-            for watcher in self._watchers:
-                watcher()
+        if is_drained != self._is_drained:
+            self._is_drained = is_drained
+            self._tell()
+
+    def set_leaving(self, is_leaving: bool) -> None:
+        if is_leaving != self.is_leaving:
+            self.is_leaving = is_leaving
+            self._tell()
+
+    def check(self) -> None:
+        """Looks again at whether it may serve: what the others have may have changed."""
+        before = self.is_up
+        if self._client.is_up:
+            self._look()
+        if self.is_up != before:
+            self._tell()
+
+    def open(self) -> None:
+        self._client.open()
+
+    async def close(self) -> None:
+        await self._client.close()
 
     async def explain(self, steps: int = 0) -> Explained:
         try:
@@ -190,13 +220,22 @@ class LocalEngine:
         except engine_client.EngineUnavailable as error:
             raise UpstreamLost(str(error)) from None
 
-    def _look_at_model(self) -> None:
-        ready = self._client.ready
-        if ready is None or self._model_id in (None, ready.model.model_id):
-            self._refused = None
+    def _look(self) -> None:
+        before, ready = self._refused, self._client.ready
+        if ready is None:
             return
-        self._refused = f"it serves {ready.model.model_id!r}, and this gateway's model is {self._model_id!r}"
-        log.error("engine %s is not used: %s", self._replica_id, self._refused)
+        if self._model_id not in (None, ready.model.model_id):
+            self._refused = (
+                f"it serves {ready.model.model_id!r}, and this gateway's model is {self._model_id!r}"
+            )
+        else:
+            self._refused = self._objection(ready)
+        if self._refused not in ("", before):
+            log.error("engine %s is not used: %s", self._replica_id, self._refused)
+
+    def _tell(self) -> None:
+        for watcher in self._watchers:
+            watcher()
 
     def _chain(
         self, earlier: Callable[[], None] | None, first: Callable[[], None] | None = None
@@ -205,8 +244,7 @@ class LocalEngine:
             for listener in (first, earlier):
                 if listener is not None:
                     listener()
-            for watcher in self._watchers:
-                watcher()
+            self._tell()
 
         return changed
 

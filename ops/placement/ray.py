@@ -64,7 +64,8 @@ class EngineActor:
             return Report(self._host, why=self._why)
         try:
             if self._client is None:
-                keys = gateway_keys(self._address, self._data_dir)
+                keys_dir = Path(self._environment.get("FAIRGATE_ENGINE_KEYS_DIR", self._data_dir))
+                keys = gateway_keys(self._address, keys_dir, self._name)
                 self._client = EngineClient(self._address, f"placer-{self._name}", keys=keys)
             await self._client.connect(CONNECT_S)
         except (KeysRefused, EngineRefused) as error:

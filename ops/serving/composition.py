@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from litestar import Litestar
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from engine.client.client import EngineClient
-from engine.client.keys import KeysRefused, gateway_keys
 from engine.messages import SamplingParams
 from engine.process.options import EngineOptions
 from engine.scheduling.batch_or_wait.table_file import BadTable
@@ -43,6 +42,7 @@ from gateway.fair_threads import FairThreads
 from gateway.flow.shared.mirror import require_shared
 from gateway.gateway import Gateway
 from gateway.pools.catalogue import Catalogue
+from gateway.pools.members import Members
 from gateway.pools.pool import PoolSpec
 from gateway.requests.fields.own_answer import own_capabilities
 from gateway.requests.fields.sampling import model_defaults
@@ -53,7 +53,8 @@ from gateway.upstream.local_engine import LocalEngine
 from gateway.upstream.openai.upstream import OpenAIUpstream
 from gateway.upstream.replica_set import ReplicaSet
 from ops.serving import audit_key, datadir
-from ops.serving.supervisor import EngineSupervisor, SharedEngine, engine_address
+from ops.serving.members import SHORT_NAME, open_members, run_elsewhere
+from ops.serving.supervisor import EngineSupervisor, engine_address
 from ops.serving.upstream_pools import pools_of
 from ops.serving.whatif_runner import WhatIfRunner
 from ops.settings.settings import BadSetting, Settings
@@ -84,7 +85,7 @@ class Running:
     settings: Settings
     admin: Admin
     directory: Directory
-    supervisor: EngineSupervisor | SharedEngine | AbsentEngine
+    supervisor: EngineSupervisor | Members | AbsentEngine
     app: Litestar
     gateway: Gateway
     control_token: str
@@ -195,7 +196,9 @@ def sharing_of(settings: Settings, gateway_id: str) -> QueueSharing | None:
     """The gateway's part in shared queues; None: not shared. Raises `Invalid` for an order that cannot be."""
     names = {upstream.name: f"{upstream.url} {upstream.model}" for upstream in settings.upstreams}
     if settings.engine.serve and settings.engine.address:
-        names[engine_options(settings).engine_id] = settings.engine.address
+        names[SHORT_NAME] = SHORT_NAME
+    if settings.engine.serve:
+        names |= {engine.name: engine.name for engine in settings.engines}
     if not settings.redis_url or settings.gateway.queue == "own" or not names:
         return None
     try:
@@ -271,22 +274,17 @@ class AbsentEngine:
 
 async def open_engine(
     settings: Settings, renderer: PromptRenderer, gateway_id: str, closing: contextlib.AsyncExitStack
-) -> tuple[EngineSupervisor | SharedEngine, LocalEngine]:
-    """Our own engine: started, or shared with others. Raises `Invalid` for a tcp address without keys."""
+) -> tuple[EngineSupervisor, LocalEngine]:
+    """An engine that this gateway starts, and no other one reaches."""
     options = engine_options(settings)
-    if settings.engine.address:
-        options = replace(options, address=settings.engine.address)
-    try:
-        keys = gateway_keys(options.address, settings.data_dir)
-    except KeysRefused as error:
-        raise Invalid("engine.address", str(error)) from None
-    client = EngineClient(options.address, gateway_id, keys=keys)
+    client = EngineClient(options.address, gateway_id)
     closing.push_async_callback(client.close)
-    supervisor = SharedEngine(client) if settings.engine.address else EngineSupervisor(options, client)
+    supervisor = EngineSupervisor(options, client)
     await supervisor.start()
     closing.push_async_callback(supervisor.stop)
     able = own_capabilities(renderer.own_form, renderer.template_reads)
-    return supervisor, LocalEngine(options.engine_id, client, settings.model.resolve().name, able)
+    name = f"{options.engine_id}@{gateway_id}"
+    return supervisor, LocalEngine(options.engine_id, client, settings.model.resolve().name, able, name=name)
 
 
 def engine_sampling(settings: Settings) -> SamplingParams:
@@ -334,16 +332,23 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
         sharing = sharing_of(settings, gateway_id)
         quota_store = await open_quota_store(settings, closing, sharing)
         config = gateway_config(settings)
-        supervisor: EngineSupervisor | SharedEngine | AbsentEngine = AbsentEngine()
-        engines: tuple[LocalEngine, ...] = ()
+        supervisor: EngineSupervisor | Members | AbsentEngine = AbsentEngine()
+        engines = ReplicaSet()
+        members: Members | None = None
         own: PoolSpec | None = None
         if settings.engine.serve:
             renderer = PromptRenderer(settings.model, config.special_tokens_in_text)
-            supervisor, engine = await open_engine(settings, renderer, gateway_id, closing)
-            engines = (engine,)
+            if run_elsewhere(settings):
+                able = own_capabilities(renderer.own_form, renderer.template_reads)
+                members = await open_members(settings, able, gateway_id, database)
+                closing.push_async_callback(members.close)
+                supervisor, engines = members, members.replicas
+            else:
+                supervisor, engine = await open_engine(settings, renderer, gateway_id, closing)
+                engines = ReplicaSet([engine])
             own = PoolSpec(
                 settings.served_model_name,
-                ReplicaSet(engines),
+                engines,
                 renderer,
                 sampling=engine_sampling(settings),
             )
@@ -380,7 +385,7 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
             ledger=Ledger(database),
             quota_store=quota_store,
             prices=lambda: directory.prices,
-            upstreams=ReplicaSet((*engines, *plugged)),
+            upstreams=engines.beside(plugged),
             renderer=pools[0].renderer,
             model_name=settings.served_model_name,
             pools=pools,
@@ -391,10 +396,7 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
             read_audit_key=partial(audit_key.read_again, settings.data_dir),
             rebuild_counters=not settings.redis_url,
             address=f"{settings.host}:{settings.port}",
-            engine_addresses=(
-                *(engine.address for engine in engines),
-                *(server.address for server in plugged),
-            ),
+            members=members,
             sharing=sharing,
             peer_requests=peer_requests_of(settings),
             shown_settings=shown_settings(settings, with_template(settings)),

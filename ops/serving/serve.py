@@ -221,7 +221,7 @@ async def _run(
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, _switch_debug, settings)
         loop.add_signal_handler(signal.SIGUSR2, _switch_estimates, running)
-        if settings.engine.serve:
+        if settings.engine.serve and running.gateway.deps.members is None:
             log.info("engine is loading %s", settings.model)
         await _unless(stopping, running.supervisor.ready(MODEL_LOAD_S))
         front = HttpFront(

@@ -94,23 +94,6 @@ def backoff_s(failures: int) -> float:
     return min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 30))
 
 
-class SharedEngine:
-    """An engine that other gateways use, too, and that another process keeps alive."""
-
-    def __init__(self, client: EngineClient) -> None:
-        self._client = client
-
-    async def start(self) -> None:
-        """Nothing: it runs, or it will."""
-
-    async def ready(self, timeout_s: float = 120.0) -> Ready:
-        """Connects the client and waits until the engine serves. Raises `EngineUnavailable`."""
-        return await self._client.connect(timeout_s)
-
-    async def stop(self) -> None:
-        """Nothing: others use it."""
-
-
 class EngineSupervisor:
     """Supervises one engine for one gateway, on one asyncio loop."""
 

@@ -28,6 +28,7 @@ from ops.settings import upstreams as upstream_settings
 from ops.settings import values
 from ops.settings.groups import AdminSettings, AuditSettings, PolicySettings, Templated, templated
 from ops.settings.telemetry import TelemetrySettings
+from ops.settings.upstreams import EngineEntry
 from tenants.pricing.pricing import DEFAULT_MULTIPLIERS, Price
 from tenants.types import Tier
 
@@ -44,11 +45,12 @@ PLUGIN_PREFIX = "FAIRGATE_VLLM_"
 CONFIG_VARIABLE = "FAIRGATE_CONFIG"
 POLICY_OPTIONS = "policy.options"
 POLICY_OPTION_FLAG = "--policy-option"
-POLICY_FLAGS = {
+OTHER_FLAGS = {
     "policy.name": "--policy",
     "policy.template": "--template",
     "policy.table": "--policy-table",
     "policy.learned_table": "--policy-learned-table",
+    "engines": "--engine-list",
 }
 """Flags that are not called as the settings are; other options of the policy share `POLICY_OPTION_FLAG`."""
 OLDER_KEYS = {"policy": "policy.name", "policy_table": "policy.table"}
@@ -128,6 +130,12 @@ class Settings:
         tuple[UpstreamSettings, ...],
         upstream_settings.upstreams(),
         "Servers that run models here and speak OpenAI's API: vLLM, SGLang, TensorRT-LLM, another Fairgate.",
+    ] = ()
+    engines: Annotated[
+        tuple[EngineEntry, ...],
+        upstream_settings.engines(),
+        "Engines of this model that run elsewhere (`fairgate engine --address --engine-id`), each with a name"
+        " of its own; more are looked up by `engine.discover`.",
     ] = ()
     aliases: Annotated[
         dict[str, Alias],
@@ -228,8 +236,8 @@ class SettingInfo:
 
     @property
     def flag(self) -> str:
-        if self.name in POLICY_FLAGS:
-            return POLICY_FLAGS[self.name]
+        if self.name in OTHER_FLAGS:
+            return OTHER_FLAGS[self.name]
         if self.group == POLICY_OPTIONS:
             return f"{POLICY_OPTION_FLAG} {self.field}"
         return "--" + self.name.replace(".", "-").replace("_", "-")

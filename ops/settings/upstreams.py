@@ -1,4 +1,4 @@
-"""Texts of the settings `upstreams` and `aliases`.
+"""Texts of the settings `upstreams`, `engines` and `aliases`.
 
 In the TOML file they are tables:
 
@@ -7,6 +7,11 @@ In the TOML file they are tables:
     url = "http://10.0.0.5:8000/v1"
     model = "meta-llama/Llama-3.3-70B"     # its name there, and here
     tokenizer_dir = "/models/llama-3.3"    # tokenizer.json, chat template: prompts are counted exactly
+
+    [[engines]]
+    name = "engine-1"                      # its --engine-id
+    address = "tcp://10.0.0.6:5555"
+    keys = "/run/secrets/engine-1.keys"    # leave it out: by its name, or those of all engines
 
     [aliases]
     big = { "meta-llama/Llama-3.3-70B" = 1 }                        # by weight
@@ -23,6 +28,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from gateway.membership import ADDRESS, MOST_MEMBERS, NAME
 from gateway.pools.catalogue import Alias, Chain
 from gateway.upstream.openai.config import MODEL_NAME, UpstreamSettings
 from gateway.upstream.openai.request import PriorityStyle
@@ -35,6 +41,15 @@ MAX_ALIASES = 256
 
 Name = Annotated[str, Meta(pattern=MODEL_NAME)]
 Weights = dict[Name, Annotated[int, Meta(ge=0, le=1_000_000)]]
+
+
+class EngineEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One engine that runs elsewhere."""
+
+    name: Annotated[str, Meta(pattern=rf"^{NAME.pattern}$")]
+    address: Annotated[str, Meta(pattern=rf"^{ADDRESS.pattern}$")]
+    keys: Annotated[str, Meta(max_length=4096)] = ""
+    """The gateway's file of keys."""
 
 
 class ChainFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,6 +76,24 @@ def upstreams() -> ValueKind[tuple[UpstreamSettings, ...]]:
         return parsed
 
     return ValueKind("[[upstreams]] tables with name, url and model (JSON elsewhere)", parse)
+
+
+def engines() -> ValueKind[tuple[EngineEntry, ...]]:
+    def parse(text: str) -> tuple[EngineEntry, ...]:
+        parsed: tuple[EngineEntry, ...] = _decoded(text, tuple[EngineEntry, ...]) if text else ()
+        if len(parsed) > MOST_MEMBERS:
+            raise Unaccepted(f"{len(parsed)} of them; the most is {MOST_MEMBERS}")
+        for what in ("name", "address"):
+            said = [getattr(entry, what) for entry in parsed]
+            if twice := next((each for each in said if said.count(each) > 1), None):
+                raise Unaccepted(f"the {what} {twice!r} is there twice")
+        return parsed
+
+    return ValueKind(
+        "[[engines]] tables with name and address (JSON elsewhere)",
+        parse,
+        lambda entries: ", ".join(f"{entry.name} at {entry.address}" for entry in entries),
+    )
 
 
 def _require_plugin_keys(server: UpstreamSettings) -> None:

@@ -23,15 +23,14 @@ from tests.support.audited import audited
 from tests.support.quota import Clock
 
 ACTOR = Actor("cli:tester", "cli")
-LEFT, RIGHT = "http://10.0.0.5:8000/v1", "http://10.0.0.6:8000/v1"
 
 
 @dataclass
 class Named:
-    """A replica as one gateway calls it."""
+    """A replica as one gateway calls it; `name` is the same at all."""
 
     replica_id: str
-    address: str
+    name: str
     is_drained: bool = False
     changes: list[bool] = field(default_factory=list)
 
@@ -70,16 +69,16 @@ class Rotation:
         await self.in_force.refresh()
 
 
-async def test_a_drain_holds_in_all_gateways_by_address_and_is_confirmed_by_each(
+async def test_a_drain_holds_in_all_gateways_by_name_and_is_confirmed_by_each(
     database: Database, pepper: bytes
 ) -> None:
-    one = Rotation(database, pepper, "one", llama=[Named("left", LEFT), Named("right", RIGHT)])
+    one = Rotation(database, pepper, "one", llama=[Named("left", "left"), Named("right", "right")])
     other = Rotation(
-        database, pepper, "other", llama=[Named("a", RIGHT), Named("b", LEFT)], mini=[Named("c", LEFT)]
+        database, pepper, "other", llama=[Named("a", "right"), Named("b", "left")], mini=[Named("c", "left")]
     )
     for gateway in (one, other):
         await gateway.start()
-    await one.admin.drain_replica(ACTOR, "llama", LEFT, "left", ReplicaDrain(reason="new driver"))
+    await one.admin.drain_replica(ACTOR, "llama", "left", ReplicaDrain(reason="new driver"))
     await one.in_force.refresh()
     late = await one.registry.not_serving(30.0, wait_s=0)
     assert [each.gateway_id for each in late] == ["other"], "it has not followed yet"
@@ -93,7 +92,7 @@ async def test_a_drain_holds_in_all_gateways_by_address_and_is_confirmed_by_each
         if each.is_drained
     }
     assert drained == {"left", "b"}, "of another model on the same server it is not"
-    restarted = Rotation(database, pepper, "other", llama=[Named("b", LEFT)])
+    restarted = Rotation(database, pepper, "other", llama=[Named("b", "left")])
     await restarted.start()
     assert restarted.pools["llama"].spec.upstreams[0].is_drained
     [shown] = await one.admin.list_drains()
@@ -117,14 +116,14 @@ async def test_a_second_drain_keeps_the_first_ones_time_and_resuming_twice_is_re
 ) -> None:
     clock = Clock()
     admin = Admin(database, pepper, clock)
-    first = await admin.drain_replica(ACTOR, "llama", LEFT, "left", ReplicaDrain())
+    first = await admin.drain_replica(ACTOR, "llama", "left", ReplicaDrain())
     clock.advance(60)
-    second = await admin.drain_replica("key:fg_live_x", "llama", LEFT, "a", ReplicaDrain(reason="still"))
+    second = await admin.drain_replica("key:fg_live_x", "llama", "left", ReplicaDrain(reason="still"))
     assert (second.since_us, second.by, second.reason) == (first.since_us, "key:fg_live_x", "still")
     assert await admin.list_drains() == [second]
-    assert await admin.resume_replica(ACTOR, "llama", LEFT) == second
-    with pytest.raises(NotFound, match="no such drain: 'llama at http"):
-        await admin.resume_replica(ACTOR, "llama", LEFT)
+    assert await admin.resume_replica(ACTOR, "llama", "left") == second
+    with pytest.raises(NotFound, match="no such drain: 'left of llama'"):
+        await admin.resume_replica(ACTOR, "llama", "left")
     assert await admin.list_drains() == []
 
 
@@ -134,22 +133,22 @@ async def test_drains_are_bounded_and_a_reason_too(
     monkeypatch.setattr(drains, "MAX_DRAINS", 2)
     admin = Admin(database, pepper)
     with pytest.raises(Invalid, match="1 to 200 characters"):
-        await admin.drain_replica(ACTOR, "llama", LEFT, "left", ReplicaDrain(reason="x" * 201))
+        await admin.drain_replica(ACTOR, "llama", "left", ReplicaDrain(reason="x" * 201))
     for pool in ("llama", "mini"):
-        await admin.drain_replica(ACTOR, pool, LEFT, "left", ReplicaDrain())
+        await admin.drain_replica(ACTOR, pool, "left", ReplicaDrain())
     with pytest.raises(Invalid) as refused:
-        await admin.drain_replica(ACTOR, "more", LEFT, "left", ReplicaDrain())
+        await admin.drain_replica(ACTOR, "more", "left", ReplicaDrain())
     assert (refused.value.field, "resume those that are gone" in str(refused.value)) == ("replica", True)
-    await admin.drain_replica(ACTOR, "mini", LEFT, "left", ReplicaDrain(reason="again"))
+    await admin.drain_replica(ACTOR, "mini", "left", ReplicaDrain(reason="again"))
     assert len(await audited(admin)) == 3
 
 
 async def test_without_the_database_a_revision_is_not_confirmed_and_drains_stay_as_they_were(
     database: Database, pepper: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway = Rotation(database, pepper, "one", llama=[Named("left", LEFT)])
+    gateway = Rotation(database, pepper, "one", llama=[Named("left", "left")])
     await gateway.start()
-    await gateway.admin.drain_replica(ACTOR, "llama", LEFT, "left", ReplicaDrain())
+    await gateway.admin.drain_replica(ACTOR, "llama", "left", ReplicaDrain())
     await gateway.directory.refresh()
 
     async def away() -> Any:
@@ -168,21 +167,21 @@ async def test_without_the_database_a_revision_is_not_confirmed_and_drains_stay_
 async def test_a_drain_of_a_replica_that_only_others_have_is_found_by_its_name(
     database: Database, pepper: bytes
 ) -> None:
-    gateway: Any = Rotation(database, pepper, "one", llama=[Named("left", LEFT)])
+    gateway: Any = Rotation(database, pepper, "one", llama=[Named("left", "left")])
     await gateway.start()
     assert find_replica(gateway, "left")[0] == "llama"
     for missing in (lambda: find_replica(gateway, "right"), lambda: find_drain(gateway, "left")):
         with pytest.raises(NotFound):
             missing()
-    await gateway.admin.drain_replica(ACTOR, "llama", RIGHT, "right", ReplicaDrain())
-    await gateway.admin.drain_replica(ACTOR, "mini", RIGHT, "left", ReplicaDrain())
+    await gateway.admin.drain_replica(ACTOR, "llama", "right", ReplicaDrain())
+    await gateway.admin.drain_replica(ACTOR, "mini", "left", ReplicaDrain())
     await gateway.in_force.refresh()
-    assert find_drain(gateway, "right").identity == ("llama", RIGHT)
+    assert find_drain(gateway, "right").identity == ("llama", "right")
     with pytest.raises(NotFound):
         find_drain(gateway, "left")  # this gateway's own of that name is not drained
-    await gateway.admin.drain_replica(ACTOR, "mini", LEFT, "right", ReplicaDrain())
+    await gateway.admin.drain_replica(ACTOR, "mini", "right", ReplicaDrain())
     await gateway.in_force.refresh()
-    with pytest.raises(Invalid, match="2 drained replicas are called 'right'"):
+    with pytest.raises(Invalid, match="drained replicas of llama, mini are called 'right'"):
         find_drain(gateway, "right")
 
 

@@ -82,6 +82,8 @@ class EngineView:
     engine: Engine
     gateway_id: str
     replica_id: str = "engine"
+    name: str = "engine"
+    address: str = "ipc:///engine.sock"
 
     @property
     def is_up(self) -> bool:

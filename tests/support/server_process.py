@@ -27,6 +27,7 @@ import psutil
 
 from migrations import runner
 from ops.serving.composition import engine_options
+from ops.serving.members import run_elsewhere
 from ops.settings.settings import SETTINGS, load
 from tests.support.tiny_model import save_tiny_model
 from tests.support.warm_command import WarmCommand
@@ -145,7 +146,7 @@ class Server:
             else:
                 chosen[named[flag]] = value
         settings = load(chosen, config_file=file)
-        if settings.engine.serve and not settings.engine.address:
+        if settings.engine.serve and not run_elsewhere(settings):
             self.adopted = engine_to_adopt(engine_options(settings))
 
     def stop(self) -> None:

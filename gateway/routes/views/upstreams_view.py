@@ -38,6 +38,7 @@ async def upstreams_of(gateway: Gateway) -> dict[str, Any]:
         "data": [_pool(pool, counts, drains, missing) for pool in gateway.pools.values()],
         "drained_elsewhere": [drain.as_json() for drain in gateway.drains.now if drain.identity not in known],
         "gateways_missing": missing,
+        "members": [] if gateway.deps.members is None else gateway.deps.members.describe(),
     }
 
 
@@ -68,7 +69,10 @@ def _pool(
 def _replica(upstream: Upstream, drain: Drain | None, running: int, missing: int) -> dict[str, Any]:
     return upstream.describe() | {
         "state": state_of(
-            is_up=upstream.is_up, is_drained=drain is not None, running=running, missing=missing
+            is_up=upstream.is_up,
+            is_drained=drain is not None or upstream.is_drained,
+            running=running,
+            missing=missing,
         ),
         "in_flight": running,
         "drain": None if drain is None else drain.as_json(),

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ops.cli.base import Failure, answer, group, settings_now
+from ops.reporting import table
 
 
 @group(invoke_without_command=True)
@@ -19,7 +20,9 @@ from ops.cli.base import Failure, answer, group, settings_now
     help="ZeroMQ address to bind: ipc://PATH, or tcp://HOST:PORT (needs keys).  [default: in the data"
     " directory]",
 )
-@click.option("--engine-id", default="engine-0", show_default=True, help="Its name in the data directory.")
+@click.option(
+    "--engine-id", default="engine-0", show_default=True, help="Its name, in the pool and its data directory."
+)
 @click.pass_context
 def engine(context: click.Context, model: str | None, address: str | None, engine_id: str) -> None:
     """Runs one engine process in the foreground. `fairgate serve` starts and supervises its own.
@@ -31,6 +34,8 @@ def engine(context: click.Context, model: str | None, address: str | None, engin
     For gateways on other hosts it needs keys first:
       fairgate engine keys --data-dir /var/lib/fairgate
       fairgate engine --address tcp://10.0.0.5:5555 --data-dir /var/lib/fairgate
+    What a running server has of engines that run elsewhere:
+      fairgate engine list
     """
     if context.invoked_subcommand is not None:
         return
@@ -58,31 +63,56 @@ def engine(context: click.Context, model: str | None, address: str | None, engin
     sys.exit(run_engine(options))
 
 
-@engine.command()
-@click.option("--rotate", is_flag=True, help="Replace the keys that there are.")
-def keys(rotate: bool) -> None:
-    """Makes the keys with which an engine and its gateways know one another over tcp.
+@engine.command(name="list")
+def list_() -> None:
+    """Lists the engines that run elsewhere, and why one does not serve. Needs a running server.
 
     \b
-    Two files in the data directory, readable by its owner only:
-      engine-server.keys    stays with the engine
-      engine-gateway.keys   belongs into the data directory of each gateway that uses it (engine.address)
-    After --rotate copy the second one anew, and start engine and gateways again.
+    --json answers:
+      {"data": [{"name": "engine-1", "address": "tcp://10.0.0.6:5555", "source": "sql", "state": "away",
+       "why": "nothing is heard from it for 12 s"}]}
+    """
+    from ops.cli.live import call, require_server
+
+    members = call(require_server(), "GET", "/upstreams")["members"]
+    columns = ("name", "address", "source", "state", "why")
+    rows = [tuple(str(row[column]) for column in columns) for row in members]
+    answer({"data": members}, lambda: table("engines that run elsewhere", columns, rows))
+
+
+@engine.command()
+@click.option("--rotate", is_flag=True, help="Replace the keys that there are.")
+@click.option(
+    "--name", default="", help="Of this engine only.  [default: of all that have none of their own]"
+)
+def keys(rotate: bool, name: str) -> None:
+    """Makes the keys with which engines and their gateways know one another over tcp.
+
+    \b
+    Two files in the data directory (or engine.keys_dir), readable by its owner only:
+      engine-server.keys    belongs into that of each engine
+      engine-gateway.keys   belongs into that of each gateway that uses them
+    With --name engine-1 a pair for that engine alone: engine-server.engine-1.keys, and so on.
+    After --rotate copy them anew, and start engines and gateways again.
 
     \b
     With --json:
       {"engine": ".../engine-server.keys", "gateway": ".../engine-gateway.keys", "made": true}
     """
     settings = settings_now()
-    from engine.client.keys import ENGINE_FILE, GATEWAY_FILE, make_keys
+    from engine.client.keys import ENGINE_FILE, GATEWAY_FILE, make_keys, own_file
+    from gateway.membership import NAME
     from ops.serving import datadir
 
-    ours, theirs = settings.data_dir / ENGINE_FILE, settings.data_dir / GATEWAY_FILE
+    if name and not NAME.fullmatch(name):
+        raise Failure(f"--name must be 1 to 64 letters, digits, - and _, not {name[:64]!r}")
+    directory = Path(settings.engine.keys_dir or settings.data_dir)
+    ours, theirs = directory / own_file(ENGINE_FILE, name), directory / own_file(GATEWAY_FILE, name)
     try:
         datadir.ensure(settings.data_dir)
         is_new = rotate or not ours.exists()
         if is_new:
-            make_keys(settings.data_dir)
+            make_keys(directory, name)
     except datadir.DataDirRefused as error:
         raise Failure(str(error)) from None
     except OSError as error:
@@ -90,6 +120,6 @@ def keys(rotate: bool) -> None:
     answer(
         {"engine": str(ours), "gateway": str(theirs), "made": is_new},
         f"{'Made keys' if is_new else 'There are keys already (--rotate replaces them)'}:\n"
-        f"  {ours}   stays with the engine\n"
+        f"  {ours}   for {name or 'each engine'}\n"
         f"  {theirs}  copy it into the data directory of each gateway that uses the engine (mode 600)",
     )

@@ -51,9 +51,9 @@ def test_gateways_are_added_up_each_once_and_a_replica_stands_once() -> None:
     assert found.running == 2
     assert found.tenants == [TenantNow("t1", "standard", 2.0, 7, 1, 40.0, 40.0, 8.0, 2, 5)]
     seen = [
-        ReplicaNow("m", "a", "http://a", True, steps=5),
-        ReplicaNow("m", "its other name", "http://a", True, steps=9),
-        ReplicaNow("m", "b", "http://b", False, steps=99),
+        ReplicaNow("m", "a", "http://a", True, steps=5, name="a@gw"),
+        ReplicaNow("m", "its other name", "http://moved", True, steps=9, name="a@gw"),
+        ReplicaNow("m", "b", "http://b", False, steps=99, name="b"),
     ]
     replicas = [
         GatewayNow(str(number), "", 0.0, 0, {}, 0, 0.0, replicas=[each]) for number, each in enumerate(seen)

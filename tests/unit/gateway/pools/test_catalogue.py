@@ -197,7 +197,7 @@ async def test_a_server_of_our_engines_model_joins_its_pool() -> None:
     own = PoolSpec("m", ReplicaSet(), EstimatedRenderer())
     (pool,), (joined,) = pools_of((server("a"),), {}, own)
     assert pool.name == "m"
-    assert pool.upstreams == (joined,)
+    assert list(pool.upstreams) == [joined]
     assert pool.is_foreign
     with pytest.raises(Invalid, match="leave tokenizer_dir out"):
         pools_of((server("a", tokenizer_dir="/x"),), {}, own)

@@ -24,7 +24,7 @@ class Announced:
     replica_id: str = "e"
     is_up: bool = True
     is_drained: bool = False
-    address: str = "http://e"
+    name: str = "e"
     running_requests: int = 0
     capabilities: Capabilities = PLAIN_TEXT
 
@@ -61,13 +61,13 @@ def test_a_small_kv_cache_does_not_shorten_the_context() -> None:
 
 
 def test_what_runs_on_a_replica_counts_what_was_sent_there_and_what_moved_there() -> None:
-    one, other = Announced(replica_id="a", address="http://a"), Announced(replica_id="b", address="http://b")
+    one, other = Announced(replica_id="a", name="a@gw"), Announced(replica_id="b", name="b")
     pool = pool_of(one, other)
     for number in range(3):
         entry = QueueEntry(f"r{number}", "t", 0.0, 10, 10)
         pool.flow.enqueue(Ticket(entry, 1, 20), 0.0)
     pool.flow.dispatch(0.0, [Replica("a", 16, 10_000)])
     pools = Lifecycles({"m": pool}, "m")
-    assert pools.in_flight() == [("m", "http://a", 3), ("m", "http://b", 0)]
+    assert pools.in_flight() == [("m", "a@gw", 3), ("m", "b", 0)]
     one.running_requests, other.running_requests = 1, 2
-    assert pools.in_flight() == [("m", "http://a", 3), ("m", "http://b", 2)], "never less than runs"
+    assert pools.in_flight() == [("m", "a@gw", 3), ("m", "b", 2)], "never less than runs"

@@ -60,6 +60,7 @@ ROUTES: dict[str, tuple[str, ...]] = {
     "price list": ("GET /admin/v1/prices",),
     "price history": ("GET /admin/v1/prices/history",),
     "model list": ("GET /admin/v1/upstreams", "GET /admin/v1/aliases"),
+    "engine list": ("GET /admin/v1/upstreams",),
     "upstream list": ("GET /admin/v1/upstreams",),
     "upstream drain": ("POST /admin/v1/upstreams/{replica}/drain",),
     "upstream resume": ("POST /admin/v1/upstreams/{replica}/resume",),
