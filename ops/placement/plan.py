@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReplicaReport:
     """The state of a replica, by the process that owns its engine."""
 
     place: str
@@ -17,19 +17,19 @@ class Report:
     """Why it did not start; empty: it did, or may yet."""
 
 
-Reports = Mapping[str, Report | None]
+Reports = Mapping[str, ReplicaReport | None]
 """Of all that are placed, by name; None: no answer."""
 
 
 def decide(
     wanted: Sequence[str], reports: Reports, written: Set[str]
-) -> tuple[list[str], list[str], dict[str, Report]]:
+) -> tuple[list[str], list[str], dict[str, ReplicaReport]]:
     """Names to start, names to end, and reports to write. `written`: names in the database."""
     serving = {name: report for name in wanted if (report := reports.get(name)) and report.address}
     return [name for name in wanted if name not in reports], sorted({*reports, *written} - {*wanted}), serving
 
 
-def state_of(report: Report | None, lack: str = "") -> str:
+def state_of(report: ReplicaReport | None, lack: str = "") -> str:
     """What people read of a replica. `lack`: what one more cannot have."""
     if report is None:
         return f"waits for room: {lack}" if lack else "does not answer yet"

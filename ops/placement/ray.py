@@ -22,7 +22,7 @@ from ray.exceptions import ActorDiedError, RayError
 from engine.client.client import EngineClient, EngineRefused, EngineUnavailable
 from engine.client.keys import KeysRefused, gateway_keys
 from ops.placement.placer import ClusterUnavailable
-from ops.placement.plan import Report, lack_of
+from ops.placement.plan import ReplicaReport, lack_of
 
 NAMESPACE = "fairgate"
 ANSWER_S = 3.0
@@ -58,10 +58,10 @@ class EngineActor:
         self._why = ""
         threading.Thread(target=self._own, daemon=True).start()
 
-    async def report(self) -> Report:
+    async def report(self) -> ReplicaReport:
         """The engine serves when its `Ready` came over the link."""
         if self._why:
-            return Report(self._host, why=self._why)
+            return ReplicaReport(self._host, why=self._why)
         try:
             if self._client is None:
                 keys_dir = Path(self._environment.get("FAIRGATE_ENGINE_KEYS_DIR", self._data_dir))
@@ -69,10 +69,10 @@ class EngineActor:
                 self._client = EngineClient(self._address, f"placer-{self._name}", keys=keys)
             await self._client.connect(CONNECT_S)
         except (KeysRefused, EngineRefused) as error:
-            return Report(self._host, why=str(error))
+            return ReplicaReport(self._host, why=str(error))
         except EngineUnavailable:
-            return Report(self._host)
-        return Report(self._host, self._address)
+            return ReplicaReport(self._host)
+        return ReplicaReport(self._host, self._address)
 
     def _own(self) -> None:
         try:
@@ -117,7 +117,7 @@ class RayCluster:
             names = [row["name"] for row in found if row["namespace"] == NAMESPACE]
             self._actors: dict[str, Any] = {name: ray.get_actor(name, NAMESPACE) for name in names}
 
-    def reports(self) -> dict[str, Report | None]:
+    def reports(self) -> dict[str, ReplicaReport | None]:
         with _refusals():
             for name in self._actors.keys() - self._asked.keys():
                 self._asked[name] = self._actors[name].report.remote()
@@ -125,13 +125,13 @@ class RayCluster:
             done = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S)[0] if asked else []
         return {name: self._answer(name) if ref in done else None for name, ref in list(self._asked.items())}
 
-    def _answer(self, name: str) -> Report | None:
+    def _answer(self, name: str) -> ReplicaReport | None:
         try:
-            report: Report = ray.get(self._asked.pop(name))
+            report: ReplicaReport = ray.get(self._asked.pop(name))
             return report
         except ActorDiedError as error:  # for good: the next turn starts it anew
             del self._actors[name]
-            return Report("its machine", why=_line(error))
+            return ReplicaReport("its machine", why=_line(error))
         except RayError:  # it is being restarted
             return None
 

@@ -1,89 +1,100 @@
-"""Engines that a real Ray places, under load from two gateways: what dies comes back, and no stream breaks."""
+"""Engines that a real Ray places, under load from two gateways: what dies comes back, no stream breaks."""
 
 from __future__ import annotations
 
 import signal
-import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
 pytest.importorskip("ray", reason="make test-ray")
 
-from tests.support import services
-from tests.support.commands import run_command
-from tests.support.ray_cluster import PlacedHouse, placed_house
+from tests.support.ray_cluster import PlacedHouse, SteadyLoad
 from tests.support.server_process import until
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1200)]
-PAUSED_S = 20
+STREAMS = 6
 
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlacedHouse]:
-    data_dir = tmp_path_factory.mktemp("placed")
-    postgres, redis = services.start_postgres(), services.start_redis()
-    database_url = services.create_database(postgres.url)
-    for command in ("db upgrade", "engine keys"):
-        made = run_command(*command.split(), "--data-dir", str(data_dir), "--database-url", database_url)
-        assert made.exit_code == 0, made.output
-    with placed_house(data_dir, database_url, redis) as built:
-        yield built
-    postgres.stop()
-    redis.stop()
+    with ExitStack() as closing:
+        yield PlacedHouse(tmp_path_factory.mktemp("placed"), closing)
 
 
-def served(house: PlacedHouse, name: str, after: int) -> None:
-    house.says(f"{name} serves at", after=after)
+@pytest.fixture(scope="module")
+def load(house: PlacedHouse) -> Iterator[SteadyLoad]:
+    """It begins once the engines serve, and each of its streams has ended once."""
+    key = house.gateways[0].tenant("acme")
+    house.start_placer()
+    for name in ("engine-0", "engine-1"):
+        house.says(f"{name} serves at", [])
+    until(lambda: all(gateway.http(key).get("/v1/models").is_success for gateway in house.gateways))
+    load = SteadyLoad(house.gateways, key, STREAMS)
+    until(lambda: len(load.texts) == STREAMS or load.broken, 240)
+    yield load
+    for gateway in house.gateways:
+        load.end(gateway)
 
 
-def test_engines_serve_and_outlive_their_placer(house: PlacedHouse) -> None:
-    house.start_placer(2)
-    served(house, "engine-0", 0), served(house, "engine-1", 0)
-    engines = house.engines()
-    assert {engine.nice() for engine in engines.values()} == {0}
-    before = {name: engine.pid for name, engine in engines.items()}
+def test_an_engine_inherits_no_niceness_and_outlives_its_placer(house: PlacedHouse, load: SteadyLoad) -> None:
+    assert {engine.nice() for engine in house.engines().values()} == {0}
+    before, said = house.pids(), house.said()
     house.end_placer(signal.SIGKILL)
-    lines = len(house.said())
-    house.start_placer(2)
-    served(house, "engine-0", lines)
-    assert {name: engine.pid for name, engine in house.engines().items()} == before
+    house.start_placer()
+    house.says("engine-0 serves at", said)
+    assert house.pids() == before
+    assert load.broken == []
 
 
 @pytest.mark.parametrize("victim", ["engine", "actor"])
-def test_an_engine_and_its_actor_end_together_and_come_back(house: PlacedHouse, victim: str) -> None:
-    lines, engine = len(house.said()), house.engines()["engine-0"]
+def test_an_engine_and_its_actor_end_together_and_come_back(
+    house: PlacedHouse, load: SteadyLoad, victim: str
+) -> None:
+    said, engine = house.said(), house.engines()["engine-0"]
     actor = engine.parent()
     assert actor is not None
     (engine if victim == "engine" else actor).kill()
     until(lambda: not engine.is_running() and not actor.is_running())
-    served(house, "engine-0", lines)
+    house.says("engine-0 serves at", said)
+    assert load.broken == []
 
 
-def test_an_engine_moves_when_its_node_is_gone_and_waits_where_there_is_no_room(house: PlacedHouse) -> None:
-    lines = len(house.said())
+def test_a_replica_whose_node_is_gone_waits_for_room(house: PlacedHouse, load: SteadyLoad) -> None:
+    said = house.said()
     house.cluster.remove_node(house.nodes.pop(), allow_graceful=False)
-    house.says("waits for room: it needs 1 CPU, and 0 of the cluster's are free", after=lines)
+    house.says("waits for room: it needs 1 CPU, and 0 of the cluster's are free", said)
     house.nodes.append(house.add_node())
-    house.says("serves at", after=lines)
+    house.says("serves at", said)
+    assert load.broken == []
 
 
-def test_what_runs_goes_on_while_the_head_is_away(house: PlacedHouse) -> None:
-    before = {name: engine.pid for name, engine in house.engines().items()}
-    house.head.suspend()
-    with pytest.raises(subprocess.TimeoutExpired):
-        house.placer.wait(PAUSED_S)  # it goes on
-    house.head.resume()
+def test_what_runs_goes_on_while_the_head_is_away(house: PlacedHouse, load: SteadyLoad) -> None:
+    before, complete = house.pids(), load.complete
+    house.pause_head(20)
     house.restart_head()
-    status = subprocess.run(house.command("status"), capture_output=True, text=True, timeout=120)
-    assert status.stdout.count("serves at") == 2, status
-    assert {name: engine.pid for name, engine in house.engines().items()} == before
+    until(lambda: house.place("status").stdout.count("serves at") == 2, 120)
+    assert house.pids() == before
+    assert load.complete > complete
+    assert load.broken == []
 
 
-def test_nothing_is_left_after_a_stop(house: PlacedHouse) -> None:
-    refused = subprocess.run(house.command("stop"), capture_output=True, text=True, timeout=120)
-    assert "another `fairgate place` runs" in refused.stderr
-    house.end_placer()
-    stopped = subprocess.run(house.command("stop"), capture_output=True, text=True, timeout=120)
+def test_a_gateway_that_restarts_finds_the_engines(house: PlacedHouse, load: SteadyLoad) -> None:
+    other = house.gateways[1]
+    load.end(other)
+    other.stop()
+    other.start()
+    until(lambda: other.admin("GET", "/upstreams")["data"][0]["is_up"], 60)
+    assert load.broken == []
+
+
+def test_nothing_is_left_after_a_stop(house: PlacedHouse, load: SteadyLoad) -> None:
+    assert "another `fairgate place` runs" in house.place("stop").stderr
+    house.end_placer(signal.SIGTERM)
+    load.end(house.gateways[0])
+    stopped = house.place("stop")
     assert stopped.returncode == 0, stopped
     until(lambda: not house.engines())
+    assert load.broken == []
+    assert house.gateways[0].verify()["ok"]

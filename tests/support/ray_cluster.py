@@ -1,26 +1,30 @@
-"""A Ray cluster of several nodes on this machine, its head over a Redis, and engines placed on it.
+"""A Ray of three nodes on this machine, its head over a Redis, and engines placed on it for two gateways.
 
 Nothing here connects to Ray: what places engines does, in a process of its own.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import psutil
 from ray.cluster_utils import Cluster
 
+from ops.settings.settings import SHIPPED_MODEL
 from tests.support import services
-from tests.support.server_process import ROOT, until
+from tests.support.commands import run_command
+from tests.support.server_process import MODEL, ROOT, Server, server_process, until
 
-# Nodes start beside each other on few cores; no figures are sent anywhere.
+# Nodes start on few cores, and send no figures anywhere.
 SETTINGS = {
     "RAY_raylet_start_wait_time_s": "180",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -31,45 +35,64 @@ SERVES_S = 240.0
 
 
 class PlacedHouse:
-    """The cluster, what places engines on it, and what can be seen of them."""
-
-    def __init__(self, data_dir: Path, database_url: str, redis: services.Service) -> None:
-        self.data_dir, self._database_url = data_dir, database_url
-        os.environ |= SETTINGS | {
-            "PYTHONPATH": str(ROOT),
-            "RAY_REDIS_ADDRESS": redis.url.rpartition("/")[0].rpartition("/")[2],
-        }
+    def __init__(self, base: Path, closing: ExitStack) -> None:
+        postgres, redis, self._ray_redis = (
+            services.start_postgres(),
+            services.start_redis(),
+            services.start_redis(),
+        )
+        for service in (postgres, redis, self._ray_redis):
+            closing.callback(service.stop)
+        self.data_dir = base / "one"
+        self._stores = ["--database-url", postgres.url]
+        ray_redis = self._ray_redis.url.removeprefix("redis://").partition("/")[0]
+        os.environ |= SETTINGS | {"PYTHONPATH": str(ROOT), "RAY_REDIS_ADDRESS": ray_redis}
         self.cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0})
+        closing.callback(self.cluster.shutdown)
         self.nodes = [self.add_node() for _ in range(2)]
+        assert run_command("engine", "keys", "--data-dir", str(self.data_dir)).exit_code == 0
+        arguments = [*self._stores, "--redis-url", redis.url, "--engine-discover", "sql"]
+        self.gateways: list[Server] = []
+        for data_dir in (self.data_dir, base / "other"):
+            if self.gateways:
+                data_dir.mkdir()
+                for file in ("pepper", "engine-gateway.keys"):
+                    shutil.copy(self.data_dir / file, data_dir)
+            self.gateways.append(closing.enter_context(server_process(data_dir, SHIPPED_MODEL, *arguments)))
+        self.gateways[1].owner_key = self.gateways[0].owner_key
         self.placer: subprocess.Popen[bytes] | None = None
+        closing.callback(self.end_placer, signal.SIGKILL)
 
     def add_node(self) -> Any:
         return self.cluster.add_node(num_cpus=1, **NODE)
 
     def command(self, *arguments: str) -> list[str]:
-        place = [sys.executable, "-P", "-m", "ops.cli.main", "place", *arguments]
-        address = ["--ray-address", self.cluster.address, "--database-url", self._database_url]
-        return [*place, *address, "--data-dir", str(self.data_dir)]
+        command = [sys.executable, "-P", "-m", "ops.cli.main", "place", *arguments, *self._stores]
+        return [*command, "--ray-address", self.cluster.address, "--data-dir", str(self.data_dir)]
 
-    def start_placer(self, replicas: int) -> None:
+    def place(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=SERVES_S)
+
+    def start_placer(self) -> None:
         with (self.data_dir / "placer.log").open("ab") as log:
-            self.placer = subprocess.Popen(self.command("ray", "--replicas", str(replicas)), stderr=log)
+            self.placer = subprocess.Popen(self.command("ray", "--replicas", "2"), stderr=log)
 
-    def end_placer(self, number: signal.Signals = signal.SIGTERM) -> None:
-        assert self.placer is not None
-        self.placer.send_signal(number)
-        self.placer.wait(60)
+    def end_placer(self, number: signal.Signals) -> None:
+        if self.placer is not None:
+            self.placer.send_signal(number)
+            self.placer.wait(60)
 
     def said(self) -> list[str]:
         """What the placer said, line by line."""
-        return (self.data_dir / "placer.log").read_text().splitlines()
+        path = self.data_dir / "placer.log"
+        return path.read_text().splitlines() if path.exists() else []
 
-    def says(self, text: str, *, after: int, within_s: float = SERVES_S) -> None:
-        """Waits until the placer says a line with `text`; `after`: number of lines before."""
-        until(lambda: any(text in line for line in self.said()[after:]), within_s)
+    def says(self, text: str, after: list[str]) -> None:
+        """Waits until the placer has said a line with `text` `after` those."""
+        until(lambda: any(text in line for line in self.said()[len(after) :]), SERVES_S)
 
     def engines(self) -> dict[str, psutil.Process]:
-        """The engine processes of this house by name."""
+        """The engine processes by name."""
         found = {}
         for process in psutil.process_iter(["cmdline"]):
             words = process.info["cmdline"] or []
@@ -77,22 +100,62 @@ class PlacedHouse:
                 found[words[words.index("--engine-id") + 1]] = process
         return found
 
-    @property
-    def head(self) -> psutil.Process:
-        """The process of Ray's head that knows nodes and actors."""
-        return psutil.Process(self.cluster.head_node.all_processes["gcs_server"][0].process.pid)
+    def pids(self) -> dict[str, int]:
+        return {name: process.pid for name, process in self.engines().items()}
+
+    def pause_head(self, pause_s: float) -> None:
+        """What knows nodes and actors stands still."""
+        head = psutil.Process(self.cluster.head_node.all_processes["gcs_server"][0].process.pid)
+        head.suspend()
+        threading.Event().wait(pause_s)
+        head.resume()
 
     def restart_head(self) -> None:
         self.cluster.head_node.kill_gcs_server(check_alive=False)
         self.cluster.head_node.start_gcs_server()
 
 
-@contextmanager
-def placed_house(data_dir: Path, database_url: str, redis: services.Service) -> Iterator[PlacedHouse]:
-    house = PlacedHouse(data_dir, database_url, redis)
-    try:
-        yield house
-    finally:
-        if house.placer is not None and house.placer.poll() is None:
-            house.end_placer(signal.SIGKILL)
-        house.cluster.shutdown()
+class SteadyLoad:
+    """Streams that follow one another at each gateway; each has the text that its prompt had at first."""
+
+    def __init__(self, gateways: list[Server], key: str, streams: int) -> None:
+        self.broken: list[str] = []
+        self.texts: dict[int, str] = {}
+        self.complete = 0
+        self._stop = {gateway.url: threading.Event() for gateway in gateways}
+        self._key = key
+        self._threads = [
+            threading.Thread(target=self._follow, args=(gateways[i % len(gateways)], i))
+            for i in range(streams)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self, gateway: Server) -> None:
+        """Lets the streams at one gateway end."""
+        self._stop[gateway.url].set()
+        for thread in self._threads:
+            if thread.name == gateway.url:
+                thread.join(SERVES_S)
+
+    def _follow(self, gateway: Server, seed: int) -> None:
+        threading.current_thread().name = gateway.url
+        body = {"model": MODEL, "messages": [{"role": "user", "content": f"Count from 1 to {60 + seed}."}]}
+        body |= {"max_tokens": 260, "seed": seed, "temperature": 0.9, "stream": True}
+        with gateway.http(self._key, SERVES_S) as client:
+            while not self._stop[gateway.url].is_set():
+                try:
+                    with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                        lines = [
+                            line.removeprefix("data: ")
+                            for line in answer.iter_lines()
+                            if line.startswith("data: ")
+                        ]
+                    assert answer.status_code == 200, answer.status_code
+                    assert lines.pop() == "[DONE]", lines[-1]
+                    chunks = [choice for line in lines for choice in json.loads(line)["choices"]]
+                    text = "".join(choice["delta"].get("content") or "" for choice in chunks)
+                    assert text == self.texts.setdefault(seed, text), (seed, text)
+                    self.complete += 1
+                except Exception as error:
+                    self.broken.append(repr(error))

@@ -50,7 +50,7 @@ def ray(replicas: int, need: tuple[str, ...], spread: bool, ray_address: str, wi
     """Keeps engines on a Ray cluster until a signal; they go on after it, and are found again.
 
     Each takes the settings that are given here, and keys and files from this data directory's path on its own
-    machine. Those that are too many are drained and ended.
+    machine. Those that are too many are drained and ended. `fairgate place status --json` answers what runs.
     """
     names, strategy = [f"engine-{number}" for number in range(replicas)], "SPREAD" if spread else "DEFAULT"
     _act(lambda placer: placer.run(names, within), ray_address, dict(map(_amount, need)), strategy)

@@ -9,7 +9,7 @@ import pytest
 
 from migrations import runner
 from ops.placement.placer import LEASE_S, ClusterUnavailable, Placer
-from ops.placement.plan import Report
+from ops.placement.plan import ReplicaReport
 from tenants.directory.placed_engines import PlacedEngines
 from tenants.storage.database import open_database
 
@@ -22,10 +22,10 @@ class FakeCluster:
     kind = "ray"
 
     def __init__(self) -> None:
-        self.placed: dict[str, Report | None] = {}
+        self.placed: dict[str, ReplicaReport | None] = {}
         self.is_away = False
 
-    def reports(self) -> dict[str, Report | None]:
+    def reports(self) -> dict[str, ReplicaReport | None]:
         if self.is_away:
             raise ClusterUnavailable("Ray: its head does not answer")
         return dict(self.placed)
@@ -77,12 +77,12 @@ async def test_a_replica_is_placed_written_when_it_serves_and_renewed(house: Hou
     await house.placer.turn(["engine-0"], 0)
     assert house.said == ["engine-0 waits for room: it needs 1 GPU"], "once"
     assert await house.written() == {}
-    house.cluster.placed["engine-0"] = Report("10.0.0.5", "tcp://10.0.0.5:1")
+    house.cluster.placed["engine-0"] = ReplicaReport("10.0.0.5", "tcp://10.0.0.5:1")
     await house.placer.turn(["engine-0"], 0)
     house.now_s += LEASE_S / 2
     await house.placer.turn(["engine-0"], 0)
     assert await house.written() == {"engine-0": ("tcp://10.0.0.5:1", LEASE_S)}
-    house.cluster.placed["engine-0"] = Report("10.0.0.6")
+    house.cluster.placed["engine-0"] = ReplicaReport("10.0.0.6")
     house.now_s += 1
     await house.placer.turn(["engine-0"], 0)
     assert await house.written() == {"engine-0": ("tcp://10.0.0.5:1", LEASE_S - 1)}, "it ends by itself"
@@ -91,7 +91,7 @@ async def test_a_replica_is_placed_written_when_it_serves_and_renewed(house: Hou
 
 async def test_what_is_too_much_is_drained_then_ended_then_forgotten(house: House) -> None:
     for name in ("engine-0", "engine-1"):
-        house.cluster.placed[name] = Report("10.0.0.5", f"tcp://{name}:1")
+        house.cluster.placed[name] = ReplicaReport("10.0.0.5", f"tcp://{name}:1")
     await house.placer.turn(["engine-0", "engine-1"], 60)
     house.states = ["draining", "drained", "gone"]
     await house.placer.turn(["engine-0"], 60)
@@ -101,7 +101,7 @@ async def test_what_is_too_much_is_drained_then_ended_then_forgotten(house: Hous
 
 
 async def test_a_drain_that_does_not_end_holds_nothing_up_longer_than_it_may(house: House) -> None:
-    house.cluster.placed["engine-1"] = Report("10.0.0.5", "tcp://10.0.0.5:1")
+    house.cluster.placed["engine-1"] = ReplicaReport("10.0.0.5", "tcp://10.0.0.5:1")
     house.states = ["draining"] * 9
     await house.placer.retire(["engine-1"], 1.0)
     assert house.asked.count("/upstreams") == 2
@@ -116,7 +116,7 @@ async def test_without_a_server_and_without_an_actor_a_written_replica_is_forgot
 
 
 async def test_a_cluster_that_is_away_changes_nothing(house: House) -> None:
-    house.cluster.placed["engine-0"] = Report("10.0.0.5", "tcp://10.0.0.5:1")
+    house.cluster.placed["engine-0"] = ReplicaReport("10.0.0.5", "tcp://10.0.0.5:1")
     await house.placer.turn(["engine-0"], 0)
     house.cluster.is_away = True
     with pytest.raises(ClusterUnavailable):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ops.placement.plan import Report, decide, lack_of, state_of
+from ops.placement.plan import ReplicaReport, decide, lack_of, state_of
 
-SERVES = Report("10.0.0.5", "tcp://10.0.0.5:40001")
-STARTS = Report("10.0.0.6")
+SERVES = ReplicaReport("10.0.0.5", "tcp://10.0.0.5:40001")
+STARTS = ReplicaReport("10.0.0.6")
 
 
 def test_what_is_missing_starts_and_what_serves_is_written() -> None:
@@ -28,12 +28,12 @@ def test_a_replica_that_is_wanted_and_does_not_answer_is_neither_started_twice_n
     [
         (SERVES, "", "serves at tcp://10.0.0.5:40001"),
         (STARTS, "", "starts on 10.0.0.6"),
-        (Report("10.0.0.6", why="no keys"), "", "cannot start on 10.0.0.6: no keys"),
+        (ReplicaReport("10.0.0.6", why="no keys"), "", "cannot start on 10.0.0.6: no keys"),
         (None, "it needs 1 GPU", "waits for room: it needs 1 GPU"),
         (None, "", "does not answer yet"),
     ],
 )
-def test_the_state_is_one_line(report: Report | None, lack: str, text: str) -> None:
+def test_the_state_is_one_line(report: ReplicaReport | None, lack: str, text: str) -> None:
     assert state_of(report, lack) == text
 
 
