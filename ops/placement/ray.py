@@ -112,6 +112,9 @@ class RayCluster:
         self._asked: dict[str, Any] = {}
         """Questions without an answer yet: an actor that waits for room is asked once."""
         with _refusals():
+            host, _, port = address.rpartition(":")
+            if port.isdigit():  # Ray itself would try for minutes
+                socket.create_connection((host, int(port)), ANSWER_S).close()
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
             found = ray.util.list_named_actors(all_namespaces=True)
             names = [row["name"] for row in found if row["namespace"] == NAMESPACE]
@@ -159,7 +162,7 @@ class RayCluster:
 def _refusals() -> Iterator[None]:
     try:
         yield
-    except (RayError, RuntimeError, ConnectionError, ValueError) as error:
+    except (RayError, RuntimeError, OSError, ValueError) as error:
         raise ClusterUnavailable(f"Ray {ray.__version__}: {_line(error)}") from None
 
 

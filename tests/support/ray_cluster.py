@@ -122,28 +122,26 @@ class SteadyLoad:
         self.broken: list[str] = []
         self.texts: dict[int, str] = {}
         self.complete = 0
-        self._stop = {gateway.url: threading.Event() for gateway in gateways}
         self._key = key
+        self._ended = [threading.Event() for _ in gateways]
         self._threads = [
-            threading.Thread(target=self._follow, args=(gateways[i % len(gateways)], i))
+            threading.Thread(target=self._follow, args=(gateways[i % 2], self._ended[i % 2], i))
             for i in range(streams)
         ]
         for thread in self._threads:
             thread.start()
 
-    def end(self, gateway: Server) -> None:
+    def end(self, gateway: int) -> None:
         """Lets the streams at one gateway end."""
-        self._stop[gateway.url].set()
-        for thread in self._threads:
-            if thread.name == gateway.url:
-                thread.join(SERVES_S)
+        self._ended[gateway].set()
+        for thread in self._threads[gateway::2]:
+            thread.join(SERVES_S)
 
-    def _follow(self, gateway: Server, seed: int) -> None:
-        threading.current_thread().name = gateway.url
+    def _follow(self, gateway: Server, ended: threading.Event, seed: int) -> None:
         body = {"model": MODEL, "messages": [{"role": "user", "content": f"Count from 1 to {60 + seed}."}]}
         body |= {"max_tokens": 260, "seed": seed, "temperature": 0.9, "stream": True}
         with gateway.http(self._key, SERVES_S) as client:
-            while not self._stop[gateway.url].is_set():
+            while not ended.is_set():
                 try:
                     with client.stream("POST", "/v1/chat/completions", json=body) as answer:
                         lines = [

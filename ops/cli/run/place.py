@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
+import signal
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +20,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ADDRESS = click.option(
-    "--ray-address", default="auto", help="Ray's head, HOST:PORT.  [default: this machine's]"
+    "--ray-address",
+    envvar="RAY_ADDRESS",
+    default="auto",
+    help="Ray's head, HOST:PORT.  [default: this machine's]",
 )
 WITHIN = click.option(
     "--within", default=60.0, show_default=True, help="Seconds for a drained replica to empty."
@@ -53,7 +58,15 @@ def ray(replicas: int, need: tuple[str, ...], spread: bool, ray_address: str, wi
     machine. Those that are too many are drained and ended. `fairgate place status --json` answers what runs.
     """
     names, strategy = [f"engine-{number}" for number in range(replicas)], "SPREAD" if spread else "DEFAULT"
-    _act(lambda placer: placer.run(names, within), ray_address, dict(map(_amount, need)), strategy)
+
+    async def run(placer: Placer) -> None:
+        task = asyncio.ensure_future(placer.run(names, within))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    _act(run, ray_address, dict(map(_amount, need)), strategy)
 
 
 @place.command()
@@ -110,6 +123,7 @@ def _act(
 ) -> T:
     """Connects to Ray and the database, and acts; alone unless `need` is None. Raises `Failure`."""
     from ops.placement.placer import ClusterUnavailable, Placer
+    from ops.serving import datadir
     from ops.settings.shown import variables_of
     from tenants.directory.placed_engines import PlacedEngines
     from tenants.errors import TenancyError
@@ -134,6 +148,7 @@ def _act(
     try:
         from ops.placement.ray import RayCluster
 
+        datadir.ensure(settings.data_dir)
         with (settings.data_dir / "place.lock").open("w") as lock:
             if need is not None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -143,7 +158,7 @@ def _act(
         raise Failure(f"another `fairgate place` runs on {settings.data_dir}: end it first") from None
     except ModuleNotFoundError as error:
         raise Failure(f"{error.name} is not installed: pip install 'fairgate[ray]'") from None
-    except (ClusterUnavailable, TenancyError, OSError) as error:
+    except (ClusterUnavailable, datadir.DataDirRefused, TenancyError) as error:
         raise Failure(str(error)) from None
 
 
