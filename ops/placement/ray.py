@@ -114,7 +114,10 @@ class RayCluster:
         with _refusals():
             host, _, port = address.rpartition(":")
             if port.isdigit():  # Ray itself would try for minutes
-                socket.create_connection((host, int(port)), ANSWER_S).close()
+                try:
+                    socket.create_connection((host, int(port)), ANSWER_S).close()
+                except OSError:
+                    raise ClusterUnavailable(f"no head of Ray answers at {address}") from None
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
             found = ray.util.list_named_actors(all_namespaces=True)
             names = [row["name"] for row in found if row["namespace"] == NAMESPACE]
@@ -134,7 +137,7 @@ class RayCluster:
             return report
         except ActorDiedError as error:  # for good: the next turn starts it anew
             del self._actors[name]
-            return ReplicaReport("its machine", why=_line(error))
+            return ReplicaReport("its machine", why=str(error).rstrip().rpartition("\n")[2])
         except RayError:  # it is being restarted
             return None
 
@@ -162,7 +165,7 @@ class RayCluster:
 def _refusals() -> Iterator[None]:
     try:
         yield
-    except (RayError, RuntimeError, OSError, ValueError) as error:
+    except (RayError, RuntimeError, ConnectionError, ValueError) as error:
         raise ClusterUnavailable(f"Ray {ray.__version__}: {_line(error)}") from None
 
 
