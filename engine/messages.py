@@ -197,6 +197,8 @@ class Export(Tagged, frozen=True, omit_defaults=True, tag="export"):
     """Takes one of the sender's sequences out of the engine; answered by `Exported`."""
 
     sequence_id: str
+    without_kv: bool = False
+    """It is computed again where it goes on."""
 
 
 class Import(Tagged, frozen=True, omit_defaults=True, tag="import"):
@@ -239,6 +241,8 @@ class Ready(Tagged, frozen=True, omit_defaults=True, tag="ready"):
     """Secret of the session, for `Alive`."""
     life: str = ""
     """Random, of this process: in containers each engine may have the same pid."""
+    kv_token_bytes: int = 0
+    """Of one token's keys and values in all layers; 0: not known."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -545,7 +549,8 @@ class SequenceState(msgspec.Struct, frozen=True, omit_defaults=True):
     submit: Submit
     output_token_ids: list[int]
     text_sent: int
-    """Characters of text already sent."""
+    """Characters of `Delta.text` already sent. Of no use for an answer with parts: what its tokens gave was
+    sent with them."""
     kv: list[bytes] = []
     """One entry a layer: keys and values of the computed tokens; empty: recompute."""
     kv_tokens: int = 0

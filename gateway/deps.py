@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gateway.config import GatewayConfig
 from gateway.fair_threads import FairThreads
-from gateway.requests.checked_answers import CheckedAnswers
+from gateway.requests.fields.checked_answers import CheckedAnswers
 from tenants.audit.log import AuditLog
 from tenants.directory.gateways import GatewayRegistry, Instance
 from tenants.ledger.progress import ProgressStore

@@ -19,6 +19,7 @@ import zmq
 
 from engine import messages
 from engine.client.keys import GATEWAY_FILE, GatewayKeys
+from engine.client.link_speed import LinkSpeed
 from engine.client.liveness import LivenessThread
 from engine.client.stream import (
     MAX_BUFFERED_DELTAS,
@@ -175,6 +176,7 @@ class EngineClient:
         self._wanted_knobs = messages.EngineKnobs()
         self._wanted_brakes: messages.SetBrakes | None = None
         self._exports: dict[str, asyncio.Future[SequenceState | None]] = {}
+        self.link_speed = LinkSpeed()
         self._acknowledgements: dict[str, bool] = {}
         """Those to be sent with the next connection, and whether their traces are kept."""
 
@@ -315,17 +317,22 @@ class EngineClient:
         self._send(messages.Explain(steps))
         return await self._answer(self._explanations)
 
-    async def export(self, sequence_id: str) -> SequenceState | None:
+    async def export(self, sequence_id: str, *, with_kv: bool = True) -> SequenceState | None:
         """Takes a sequence out of the engine (None: it does not hold it); its stream ends without an outcome.
         Raises `EngineUnavailable`, and `ValueError` while another export of it runs."""
         if sequence_id in self._exports:
             raise ValueError(f"sequence {sequence_id} is being exported already")
-        self._send(messages.Export(sequence_id))
-        future: asyncio.Future[SequenceState | None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        self._send(messages.Export(sequence_id, without_kv=not with_kv))
+        future: asyncio.Future[SequenceState | None] = loop.create_future()
         self._exports[sequence_id] = future
         try:
             async with asyncio.timeout(ANSWER_S):
-                return await future
+                state = await future
+            if state is not None:
+                self.link_speed.note(sum(map(len, state.kv)), loop.time() - began_s)
+            return state
         except TimeoutError:
             raise EngineUnavailable(f"the engine did not answer within {ANSWER_S:g} s") from None
         finally:

@@ -271,8 +271,7 @@ class EngineCore:
             sequence.unread_s = unread_s
             self._open(sequence)
             self.table.hear(submit)
-            if message := _failure(sequence):
-                self._end_between_steps(sequence, "failed", message)
+            self._end_failed(sequence)
         return refused
 
     def cancel(self, sequence_id: str, cause: str = "cancelled", message: str = "") -> bool:
@@ -319,23 +318,13 @@ class EngineCore:
         """Bounds what tiers, by rank, may hold. Raises ValueError for a share outside (0, 1]."""
         self.table.brakes = Brakes(dict(shares))
 
-    def export(self, sequence_id: str) -> SequenceState | None:
+    def export(self, sequence_id: str, *, with_kv: bool = True) -> SequenceState | None:
         """Removes a sequence and returns what another engine needs to go on with it. None: not here."""
         sequence = self.table.sequences.get(sequence_id)
         if sequence is None:
             return None
         # Its late token, if one is in flight, is chosen again where it goes on: the same one.
         self.table.drop_in_flight(sequence)
-        kv: list[bytes] = []
-        # In the middle of a recomputation the KV covers less than was computed and charged: left out.
-        ever = sequence.ever_computed_tokens
-        if sequence.host_kv:
-            kv = sequence.host_kv
-        elif sequence.swapped is not None:
-            if sequence.swapped.tokens == ever:
-                kv = self._runner.read_host_kv(sequence.swapped.blocks, ever)
-        elif sequence.computed_tokens == ever > 0:
-            kv = self._runner.read_kv(sequence.block_table, ever)
         state = SequenceState(
             submit=replace(
                 sequence.submit,
@@ -345,7 +334,7 @@ class EngineCore:
             ),
             output_token_ids=sequence.token_ids[sequence.prompt_tokens :],
             text_sent=self._streams.pop(sequence_id).sent_characters,
-            kv=kv,
+            kv=self._kv_of(sequence) if with_kv else [],
             kv_tokens=sequence.ever_computed_tokens,
             cached_tokens=sequence.cached_tokens,
             gateway_id=sequence.gateway_id,
@@ -359,19 +348,36 @@ class EngineCore:
         self.samples.ended(sequence_id, None)
         return state
 
+    def _kv_of(self, sequence: Sequence) -> list[bytes]:
+        # In the middle of a recomputation the KV covers less than was computed and charged: left out.
+        ever = sequence.ever_computed_tokens
+        if sequence.host_kv:
+            return sequence.host_kv
+        if sequence.swapped is not None:
+            is_whole = sequence.swapped.tokens == ever
+            return self._runner.read_host_kv(sequence.swapped.blocks, ever) if is_whole else []
+        return (
+            self._runner.read_kv(sequence.block_table, ever) if sequence.computed_tokens == ever > 0 else []
+        )
+
     def import_(self, state: SequenceState) -> Refused | None:
-        """Takes an exported sequence; without KV it is recomputed, uncharged. `counter` is ignored as old."""
+        """Takes an exported sequence, or what a gateway received of one; without KV it is recomputed,
+        uncharged. `counter` is ignored as old."""
         refused = self._refuse(state.submit) or refuse_state(state, self._runner.info)
         if refused is not None:
             return refused
         sequence = Sequence.restored(state, self._clock())
         stream = self._open(sequence)
-        whole = "".join([stream.text.push(token_id) for token_id in state.output_token_ids])
-        stream.sent_characters = state.text_sent
-        if stream.reader is not None:
-            stream.reader.feed(whole[: state.text_sent])
-        stream.pending = whole[state.text_sent :]
+        texts = [stream.text.push(token_id) for token_id in state.output_token_ids]
+        if stream.reader is None:
+            stream.sent_characters = state.text_sent
+            stream.pending = "".join(texts)[state.text_sent :]
+        else:
+            # Tokens and the parts that they complete are sent together.
+            for text in texts:
+                stream.reader.feed(text)
         stream.first_index = len(state.output_token_ids)
+        self._end_failed(sequence)
         return None
 
     # ------------------------------------------------------------ the step
@@ -379,6 +385,11 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether `step` has tokens to compute or deltas to hand out."""
         return bool(self._ended or self._in_flight or self._compiling) or self.table.has_runnable
+
+    def take_ended(self) -> list[Delta]:
+        """The last deltas of sequences that ended since the last step; the next one has them no more."""
+        ended, self._ended = self._ended, {}
+        return [delta for deltas in ended.values() for delta in deltas]
 
     @property
     def steps_in_flight(self) -> int:
@@ -839,6 +850,10 @@ class EngineCore:
         self.table.finish(sequence)
         delta = replace(_take_delta(sequence, stream, is_last=True), outcome=outcome)
         deltas.setdefault(sequence.gateway_id, []).append(delta)
+
+    def _end_failed(self, sequence: Sequence) -> None:
+        if message := _failure(sequence):
+            self._end_between_steps(sequence, "failed", message)
 
     def _end_between_steps(self, sequence: Sequence, finish: str, message: str) -> None:
         if finish == "budget" and sequence.constraint is not None and sequence.known_tokens:

@@ -32,12 +32,14 @@ class Constraint:
     def of(cls, submit: Submit, state: GrammarState, emitted: list[int], end_token: int) -> Constraint:
         """`emitted`: an imported sequence's tokens so far."""
         assert submit.grammar is not None
-        state.replay(emitted)
         grammar = submit.grammar
         jumps = submit.sampling.logprobs is None
         made = cls(state, grammar.growth_tokens, grammar.kept_tokens > 0, jumps, end_token)
-        if made.closes and not made._fits(len(emitted), submit.max_tokens):
-            made.closes = False
+        # At its beginning first: one that is not closed there stays so, wherever it goes on.
+        made.closes = made.closes and made._fits(0, submit.max_tokens)
+        state.replay(emitted)
+        if emitted and made.closes:
+            made.closes = made._fits(len(emitted), submit.max_tokens)
         return made
 
     def take(self, token_id: int, emitted: int, most: int) -> list[int] | None:

@@ -18,6 +18,7 @@ import msgspec
 import zmq
 
 from engine import messages
+from engine.client.zmq_link import MAX_MESSAGE_BYTES
 from engine.messages import GATEWAY_LOST_S, PATIENCE_S, Delta, Ready, SequenceOutcome
 from engine.process.outcomes import OutcomeStore
 from engine.process.sessions import GatewaySession, GatewaySessions, HelloRefused
@@ -233,7 +234,7 @@ class EngineLoop:
         elif isinstance(command, messages.Explain):
             self._send(session, messages.encode(self._core.explain(command.steps)))
         else:
-            self._export(session, command.sequence_id)
+            self._export(session, command)
 
     def _owns(self, session: GatewaySession, sequence_id: str) -> bool:
         """Whether a live sequence is the session's; one that has ended belongs to none."""
@@ -255,6 +256,8 @@ class EngineLoop:
             log.info("gateway %s connected", answer.session.gateway_id)
             if answer.superseded is not None:
                 self._abandon(answer.superseded, "connected anew")
+                # Before anything is read of the new session: it may settle what went on elsewhere.
+                self._deliver(self._core.take_ended(), step=0, duration_s=0.0, service={})
             self._core.table.standings.begin_words()
             ready = msgspec.structs.replace(self._ready, session=answer.session.secret)
             self._send(answer.session, messages.encode(ready))
@@ -283,11 +286,17 @@ class EngineLoop:
             refused = accepted
         self._send(session, messages.encode(refused))
 
-    def _export(self, session: GatewaySession, sequence_id: str) -> None:
-        state = self._core.export(sequence_id) if self._owns(session, sequence_id) else None
+    def _export(self, session: GatewaySession, command: messages.Export) -> None:
+        sequence_id, state = command.sequence_id, None
+        if self._owns(session, sequence_id):
+            state = self._core.export(sequence_id, with_kv=not command.without_kv)
+        payload = messages.encode(messages.Exported(sequence_id, state))
         if state is not None:
             self._gateways.release(sequence_id)
-        self._send(session, messages.encode(messages.Exported(sequence_id, state)))
+            if len(payload) > MAX_MESSAGE_BYTES:
+                state = msgspec.structs.replace(state, kv=[])
+                payload = messages.encode(messages.Exported(sequence_id, state))
+        self._send(session, payload)
 
     def _set_policy(self, session: GatewaySession, wanted: messages.SetPolicy) -> None:
         error = ""

@@ -250,6 +250,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
         max_batched_tokens=steps.max_batched_tokens,
         pid=os.getpid(),
         life=secrets.token_hex(4),
+        kv_token_bytes=loaded.token_bytes,
     )
     step_time = load_step_time(learned, key) or timed_steps(runner, texts, config, time.monotonic)
     # Not before torch was found: transformers says at length that it is missing.

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from engine.messages import SequenceOutcome
 from gateway.domain.outcomes import RequestOutcome
-from gateway.domain.usage import Use, use_of_outcomes
+from gateway.domain.usage import Use, longest_outcomes, use_of_outcomes
 from tenants.ledger.progress import Progress
 from tenants.ledger.rows import AMOUNT_FIELDS, OpenRequest, amounts_from, as_list, less
 from tenants.pricing.pricing import PriceBook, counted
@@ -64,7 +64,7 @@ def reckon(
         "engine_counted": len(outcomes),
     }
     if outcomes:
-        return _by_engine(open_request, outcomes, prices, detail)
+        return _by_engine(open_request, longest_outcomes(outcomes), prices, detail)
     charged, counted_use = _last_report(open_request, prices, progress)
     detail |= {"basis": "last_report", "uncertain_tokens": 0}
     if progress is None or is_known(open_request.request_id, open_request.reserve.model, progress, lives):

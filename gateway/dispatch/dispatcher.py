@@ -17,9 +17,9 @@ from engine.step_time.model import PRIOR
 from gateway.background import every
 from gateway.dispatch.queue_backend import LocalQueue, QueueBackend
 from gateway.flow.controller import Dispatch, Displaced, FlowController, QueueFull, Ticket
-from gateway.flow.types import Deadlines
+from gateway.flow.types import RESUMES, Deadlines
 from gateway.flow.window import Replica
-from gateway.upstream.base import CapabilityLost, Upstream, engine_life, takes_turns
+from gateway.upstream.base import CapabilityLost, MovableUpstream, Upstream, engine_life, takes_turns
 from gateway.upstream.replica_set import ReplicaSet
 from tenants.storage.task_stop import stop
 
@@ -127,7 +127,8 @@ class Dispatcher:
                         pauses=bool(ready.policy),  # other servers name none
                         reports=bool(ready.policy),
                         life=engine_life(ready),
-                        offers=upstream.capabilities.offers,
+                        offers=upstream.capabilities.offers
+                        | ({RESUMES} if isinstance(upstream, MovableUpstream) else frozenset()),
                     )
                 )
         return sizes
@@ -247,7 +248,7 @@ class Dispatcher:
         able = [
             upstream.capabilities for upstream in self._upstreams if takes_turns(upstream) and upstream.ready
         ]
-        lacking = [capabilities.lacks(ticket.needs) for capabilities in able]
+        lacking = [capabilities.lacks(ticket.needs - {RESUMES}) for capabilities in able]
         return lacking[0] if lacking and None not in lacking else None
 
     def _refuse_unable(self) -> None:
@@ -300,7 +301,7 @@ class Dispatcher:
             self._backend.put_back(entry_id, *turn.ticket.had, now_s, turn.ticket.expires_s)
             self.pump_soon()
             return
-        if (lacking := upstream.capabilities.lacks(turn.ticket.needs)) is not None:
+        if (lacking := upstream.capabilities.lacks(turn.ticket.needs - {RESUMES})) is not None:
             # Decided for it elsewhere, by what that replica could do a moment ago.
             self._backend.finish(entry_id, 0, 0, now_s)
             future.set_exception(CapabilityLost(lacking))

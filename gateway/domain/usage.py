@@ -102,11 +102,17 @@ def use_of(sequences: Sequence[SequenceUse], choices: int, *, dispatched: bool) 
     return Use(input_tokens, computed_tokens, cached_tokens, output_tokens, dispatched, gpu_us, forced_tokens)
 
 
+def longest_outcomes(outcomes: Sequence[SequenceOutcome]) -> list[SequenceOutcome]:
+    """One for each sequence. Of several, as it moved or was tried again, the longest includes the others."""
+    ascending = sorted(outcomes, key=lambda outcome: (outcome.emitted_tokens, outcome.gpu_us))
+    return list({outcome.index: outcome for outcome in ascending}.values())
+
+
 def use_of_outcomes(outcomes: Sequence[SequenceOutcome], prompt_tokens: Sequence[int], choices: int) -> Use:
-    """`use_of` from the outcomes that an engine kept for a dead gateway, and the reserve row. A sequence
-    without an outcome is not charged; of several attempts at one the longest counts."""
+    """`use_of` from the outcomes that engines kept for a dead gateway, and the reserve row. A sequence
+    without an outcome is not charged."""
     sequences = [SequenceUse(tokens) for tokens in prompt_tokens for _ in range(choices)]
-    for outcome in sorted(outcomes, key=lambda outcome: outcome.emitted_tokens):
+    for outcome in longest_outcomes(outcomes):
         if 0 <= outcome.index < len(sequences):
             sequences[outcome.index].ended(outcome)
     return use_of(sequences, choices, dispatched=bool(outcomes))

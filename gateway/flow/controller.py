@@ -28,6 +28,7 @@ from gateway.flow.queue import RequestQueue
 from gateway.flow.tenant_stats import TenantFlow, TenantFlows, TenantLine, tokens_ahead
 from gateway.flow.types import (
     NOTHING_AHEAD,
+    RESUMES,
     Deadlines,
     Dispatch,
     Displaced,
@@ -226,6 +227,7 @@ class FlowController:
             entry=rest,
             sequences=max(1, flight.live_sequences),
             kv_tokens=flight.kv_tokens,
+            needs=ticket.needs | {RESUMES} if output_tokens else ticket.needs,
             before=(input_tokens, output_tokens),
             expires_s=expires_s,
         )

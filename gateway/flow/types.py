@@ -17,6 +17,8 @@ class Reason(Enum):
     RESERVATION = "reservation"
 
 
+RESUMES = "resumes"
+"""What a replica offers, and a request that has begun elsewhere needs: sequences go on there."""
 Deadlines = tuple[float | None, float | None]
 """`QueueEntry.deadline_s` and `own_deadline_s`."""
 

@@ -14,7 +14,7 @@ from gateway.config import GatewayConfig
 from gateway.domain.call import Call, ServedModel
 from gateway.domain.ids import session_id
 from gateway.domain.tiers import tier_of
-from gateway.requests.checked_answers import CheckedAnswers
+from gateway.requests.fields.checked_answers import CheckedAnswers
 from gateway.requests.fields.own_answer import NAMES, PLAIN_FORM, OwnAnswer, OwnForm, template_tools
 from gateway.requests.fields.passed import Passed, passed_of_chat, passed_of_text
 from gateway.requests.fields.sampling import integer, said_sampling, sampling_of

@@ -102,7 +102,7 @@ class Relocation:
             return
         since_s = self._clock() if cause == DRAINED else now_s
         if cause == DRAINED:
-            await self._hand_over(run, before.upstream)
+            await self._hand_over(run, before.upstream, after)
         recomputed = [
             computed_tokens(use)
             for index, use in enumerate(run.uses)
@@ -123,7 +123,7 @@ class Relocation:
         run.turn = turn
         log.info("request %s goes on at %s (%s)", call.request_id, after.replica_id, cause)
 
-    async def _hand_over(self, run: Run, upstream: Upstream) -> None:
+    async def _hand_over(self, run: Run, upstream: Upstream, target: Upstream) -> None:
         """Takes its sequences out of an engine that serves. One that cannot be had so is cancelled there, and
         goes on from what arrived here."""
         assert isinstance(upstream, MovableUpstream)
@@ -132,7 +132,8 @@ class Relocation:
                 continue
             name = sequence_id(run.call.request_id, index)
             try:
-                state = await upstream.export_state(name)
+                with_kv = upstream.takes_kv(computed_tokens(use), target)
+                state = await upstream.export_state(name, with_kv=with_kv)
             except UpstreamLost:
                 upstream.cancel(name, "cancelled")
             else:
@@ -149,14 +150,18 @@ def _moved(run: Run, moving: asyncio.Task[None]) -> None:
 def begin(run: Run, turn: Turn, index: int, submit: Submit, wording: Wording) -> AsyncIterator[Delta]:
     """Starts a sequence, or goes on with what came of it elsewhere. Raises `UpstreamUnavailable`."""
     upstream, use = turn.upstream, run.uses[index]
-    if not isinstance(upstream, MovableUpstream) or not run.left_at:
-        return upstream.run(submit, wording)
-    state = run.handed.pop(index, None)
-    if state is not None and len(state.output_token_ids) == len(use.token_ids):
-        return upstream.import_state(replace(state, submit=submit), wording)
-    if not use.token_ids:
-        return upstream.run(submit, wording)
-    state = SequenceState(
+    state, before = run.handed.pop(index, None), run.replies.get(index)
+    if isinstance(upstream, MovableUpstream) and (state is not None or use.token_ids):
+        if state is None or len(state.output_token_ids) != len(use.token_ids):
+            state = _state_of(use, submit)
+        run.replies[index] = upstream.import_state(replace(state, submit=submit), wording, before)
+    else:
+        run.replies[index] = upstream.run(submit, wording)
+    return run.replies[index]
+
+
+def _state_of(use: SequenceUse, submit: Submit) -> SequenceState:
+    return SequenceState(
         submit=submit,
         output_token_ids=use.token_ids.tolist(),
         text_sent=use.characters,
@@ -165,7 +170,6 @@ def begin(run: Run, turn: Turn, index: int, submit: Submit, wording: Wording) ->
         gpu_us=use.gpu_us,
         forced_tokens=use.forced_tokens,
     )
-    return upstream.import_state(state, wording)
 
 
 def computed_tokens(use: SequenceUse) -> int:

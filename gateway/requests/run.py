@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from engine.messages import SequenceOutcome, SequenceState, TokenLogprob
+from engine.messages import Delta, SequenceOutcome, SequenceState, TokenLogprob
 from gateway.budget.top_up import Leases
 from gateway.dispatch.dispatcher import Turn
 from gateway.domain.account import Account, ReplicaMove, TierMove
@@ -206,6 +206,8 @@ class Run:
     """While it waits for a place elsewhere."""
     left_at: list[Upstream] = field(default_factory=list)
     """Replicas where it ran before: each keeps an outcome until that is acknowledged."""
+    replies: dict[int, AsyncIterator[Delta]] = field(default_factory=dict)
+    """What is read of its sequences."""
     handed: dict[int, SequenceState] = field(default_factory=dict)
     """By sequence, its state as a drained replica gave it out."""
     accounts: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -27,9 +27,9 @@ from gateway.http.estimate_bounds import HIGHEST_USD
 from gateway.http.idempotent_response import IdempotentResponse
 from gateway.quotes import quotes
 from gateway.requests import queue_progress
-from gateway.requests.checked_answers import NeedsThread
 from gateway.requests.dialects.chat import COMPLETIONS
 from gateway.requests.dialects.dialect import Asked, Dialect
+from gateway.requests.fields.checked_answers import NeedsThread
 from gateway.requests.inputs import media
 from gateway.requests.inputs.large_bodies import LargeBody
 from gateway.requests.parse import FromEndUser, RequestContext, end_user_of, parse_chat, parse_text

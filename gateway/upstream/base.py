@@ -301,13 +301,20 @@ class MovableUpstream(Protocol):
     """An `Upstream` whose sequences can go on at another of its kind, token for token: our own engines.
     Generators, penalty counts and grammars of other servers cannot be handed over."""
 
-    async def export_state(self, sequence_id: str) -> SequenceState | None:
+    def takes_kv(self, tokens: int, target: Upstream) -> bool:
+        """Whether a sequence of `tokens`, prompt and output, goes on sooner at `target` with its KV."""
+        ...
+
+    async def export_state(self, sequence_id: str, *, with_kv: bool = True) -> SequenceState | None:
         """Takes a sequence out (None: it is not there); its deltas end without an outcome. Raises
         `UpstreamLost`."""
         ...
 
-    def import_state(self, state: SequenceState, wording: Wording) -> AsyncIterator[Delta]:
-        """Goes on with a sequence; as `run`. What is not in `state.kv` is recomputed, uncharged."""
+    def import_state(
+        self, state: SequenceState, wording: Wording, after: AsyncIterator[Delta] | None = None
+    ) -> AsyncIterator[Delta]:
+        """Goes on with a sequence; as `run`. What is not in `state.kv` is recomputed, uncharged. `after`:
+        what the call before returned, as an end is judged by the whole answer; None: nothing had come."""
         ...
 
 

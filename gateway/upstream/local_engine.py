@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from msgspec.structs import replace
@@ -25,11 +26,13 @@ from gateway.upstream.base import (
     OnService,
     ReaderTooSlow,
     SequenceRefused,
+    Upstream,
     UpstreamLost,
     UpstreamUnavailable,
     Wording,
 )
 from gateway.upstream.capabilities import PLAIN_TEXT, Capabilities
+from gateway.upstream.kv_transfer import takes_kv
 from gateway.upstream.openai.request import wanted_of
 from gateway.upstream.part_text import Completeness
 
@@ -140,18 +143,27 @@ class LocalEngine:
             raise UpstreamUnavailable(str(error)) from None
         return _whole(stream, submit, wording)
 
-    async def export_state(self, sequence_id: str) -> SequenceState | None:
+    def takes_kv(self, tokens: int, target: Upstream) -> bool:
+        here, there, load = self.ready, target.ready, target.snapshot
+        if not isinstance(target, LocalEngine) or here is None or there is None or load is None:
+            return False
+        speeds = (self._client.link_speed.bytes_per_s, target._client.link_speed.bytes_per_s)
+        return takes_kv(tokens, here, there, speeds, load.step_time)
+
+    async def export_state(self, sequence_id: str, *, with_kv: bool = True) -> SequenceState | None:
         try:
-            return await self._client.export(sequence_id)
+            return await self._client.export(sequence_id, with_kv=with_kv)
         except engine_client.EngineUnavailable as error:
             raise UpstreamLost(str(error)) from None
 
-    def import_state(self, state: SequenceState, wording: Wording) -> AsyncIterator[Delta]:
+    def import_state(
+        self, state: SequenceState, wording: Wording, after: AsyncIterator[Delta] | None = None
+    ) -> AsyncIterator[Delta]:
         try:
             stream = self._client.import_(state)
         except engine_client.EngineUnavailable as error:
             raise UpstreamUnavailable(str(error)) from None
-        return _whole(stream, state.submit, wording)
+        return _whole(stream, state.submit, wording, after)
 
     def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None) -> None:
         try:
@@ -249,23 +261,40 @@ class LocalEngine:
         return changed
 
 
-def _whole(stream: engine_client.EngineStream, submit: Submit, wording: Wording) -> AsyncIterator[Delta]:
+def _whole(
+    stream: engine_client.EngineStream,
+    submit: Submit,
+    wording: Wording,
+    after: AsyncIterator[Delta] | None = None,
+) -> AsyncIterator[Delta]:
     deltas = _deltas(stream)
     if submit.grammar is None and not submit.parts:
         return deltas
-    return _with_ends(deltas, Completeness(wanted_of(wording)))
+    begun = after.completeness if isinstance(after, _WithEnds) else Completeness(wanted_of(wording))
+    return _WithEnds(deltas, begun)
 
 
-async def _with_ends(deltas: AsyncIterator[Delta], completeness: Completeness) -> AsyncIterator[Delta]:
-    """With what the end cut short, and whether calls were made."""
-    async for delta in deltas:
-        completeness.feed(delta.parts, delta.text)
+class _WithEnds:
+    """Deltas with what the end cut short, and whether calls were made."""
+
+    def __init__(self, deltas: AsyncIterator[Delta], completeness: Completeness) -> None:
+        self._deltas = deltas
+        self.completeness = completeness
+
+    def __aiter__(self) -> _WithEnds:
+        return self
+
+    async def __anext__(self) -> Delta:
+        delta = await anext(self._deltas)
         outcome = delta.outcome
-        if outcome is not None:
-            lacking = "" if outcome.closed else completeness.lacking(outcome.finish)
-            word = "tool_calls" if outcome.finish == "stop" and completeness.has_calls else ""
-            delta = replace(delta, outcome=replace(outcome, incomplete=lacking, finish_word=word))
-        yield delta
+        # What an end adds does not count where the sequence goes on after it.
+        completeness = self.completeness if outcome is None else deepcopy(self.completeness)
+        completeness.feed(delta.parts, delta.text)
+        if outcome is None:
+            return delta
+        lacking = "" if outcome.closed else completeness.lacking(outcome.finish)
+        word = "tool_calls" if outcome.finish == "stop" and completeness.has_calls else ""
+        return replace(delta, outcome=replace(outcome, incomplete=lacking, finish_word=word))
 
 
 async def _deltas(stream: engine_client.EngineStream) -> AsyncIterator[Delta]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from msgspec.structs import replace
 
 from engine import messages
 from engine.client.client import EngineClient
@@ -70,13 +71,17 @@ def running_loop(
     queue_messages: int = 1000,
     backlog_s: float = 3.0,
     lost_s: float = 10.0,
+    num_blocks: int = 100_000,
 ) -> Iterator[ThreadedLoop]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.SNDHWM, queue_messages)
     socket.bind(address)
-    runner = VirtualRunner(VirtualClock(), num_blocks=100_000, context_tokens=2 * ENDLESS_TOKENS)
+    clock, context_tokens = VirtualClock(), 2 * ENDLESS_TOKENS
+    # A small one keeps the books of its KV.
+    audit = num_blocks < 100
+    runner = VirtualRunner(clock, num_blocks=num_blocks, context_tokens=context_tokens, audit=audit)
     config = EngineConfig()
     ready = Ready("engine-0", runner.info, "vtc", 16, runner.num_blocks, 64, 512, pid=1)
     store = OutcomeStore(max_outcomes)
@@ -302,3 +307,51 @@ async def test_a_stream_that_the_engine_does_not_have_is_lost_after_two_inventor
         finally:
             serving.cancel()
             await client.close()
+
+
+async def test_what_went_on_elsewhere_ends_with_its_session_and_can_be_settled_by_the_next(
+    address: str,
+) -> None:
+    """Also by a session that does not wait for its answer; the sequence may then come back."""
+
+    def say(socket: zmq.Socket[bytes], *commands: messages.Tagged) -> list[int]:
+        """Three tokens that come of it."""
+        for command in commands:
+            socket.send(messages.encode(command))
+        token_ids: list[int] = []
+        while len(token_ids) < 3:
+            assert socket.poll(START_S * 1000), "no answer came"
+            event = messages.decode_event(socket.recv())
+            assert not isinstance(event, messages.Refused), event
+            deltas = event.deltas if isinstance(event, messages.Step) else []
+            token_ids += [token_id for delta in deltas for token_id in delta.token_ids]
+        return token_ids[:3]
+
+    endless, hello = sequence(ENDLESS_TOKENS), messages.Hello("gateway-a")
+    again = replace(endless, max_tokens=3, lease_tokens=3)
+    with (
+        running_loop(address) as engine,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as old,
+        context.socket(zmq.DEALER) as new,
+    ):
+        for socket in (old, new):
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.connect(address)
+        began = say(old, hello, endless)
+        assert say(new, hello, messages.Acknowledge([endless.sequence_id]), again) == began
+        assert [held.outcome.emitted_tokens for held in engine.store.held()] == [3]
+
+
+async def test_kv_that_is_not_wanted_or_fits_no_message_is_left(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_loop(address, num_blocks=99):
+        async with connected(address) as client:
+            for with_kv, limit, parts in ((True, 1 << 20, 1), (False, 1 << 20, 0), (True, 200, 0)):
+                monkeypatch.setattr("engine.process.loop.MAX_MESSAGE_BYTES", limit)
+                stream = client.submit(sequence(9, lease_tokens=4))
+                assert len([await anext(stream) for _ in range(4)]) == 4
+                state = await client.export(stream.sequence_id, with_kv=with_kv)
+                assert state is not None
+                assert (len(state.kv), len(state.output_token_ids)) == (parts, 4)

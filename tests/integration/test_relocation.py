@@ -10,7 +10,7 @@ import pytest
 from engine.messages import Delta, SequenceState
 from gateway.domain.outcomes import RequestOutcome
 from gateway.requests.run import Run, SequenceOutput
-from gateway.upstream.base import MovableUpstream, UpstreamLost, UpstreamUnavailable, Wording
+from gateway.upstream.base import MovableUpstream, Upstream, UpstreamLost, UpstreamUnavailable, Wording
 from tenants.storage.database import Database, open_database
 from tests.integration.test_lifecycle import PROMPT, TIME_LIMITS, House, ScriptedEngine, told
 from tests.support.engine_process import until
@@ -25,14 +25,19 @@ class MovableEngine(ScriptedEngine):
         self.exports = True
         """False: it is lost when it is asked."""
 
-    def import_state(self, state: SequenceState, wording: Wording) -> AsyncIterator[Delta]:
+    def takes_kv(self, tokens: int, target: Upstream) -> bool:
+        return True
+
+    def import_state(
+        self, state: SequenceState, wording: Wording, after: AsyncIterator[Delta] | None = None
+    ) -> AsyncIterator[Delta]:
         name = state.submit.sequence_id
         deltas = self.run(state.submit, wording)
         self.imported[name] = state
         self.emitted[name] = len(state.output_token_ids)
         return deltas
 
-    async def export_state(self, sequence_id: str) -> SequenceState | None:
+    async def export_state(self, sequence_id: str, *, with_kv: bool = True) -> SequenceState | None:
         if not self.exports:
             raise UpstreamLost("silent")
         submit, count = self.submitted[sequence_id], self.emitted[sequence_id]
@@ -162,6 +167,26 @@ async def test_without_an_engine_it_waits_and_keeps_its_hold(
     first.end(one, "length")
     await house.closed(run)
     await house.check(run, RequestOutcome.COMPLETED, 4)
+
+
+async def test_it_never_goes_on_at_a_server_that_would_begin_anew(database: Database) -> None:
+    engine, server = MovableEngine("a"), ScriptedEngine("b")
+    server.is_up = False
+    house = House(database, engine, others=[server])
+    run, (one,) = await house.running()
+    engine.emit(one, 3)
+    await until(lambda: run.output_tokens == 3)
+    server.is_up = True
+    engine.die()
+    await until(lambda: len(house.flow) == 1)
+    house.dispatcher.pump()
+    assert not server.submitted
+    engine.rise()
+    await until(lambda: one in engine.imported)
+    engine.end(one, "stop")
+    await house.closed(run)
+    await house.check(run, RequestOutcome.COMPLETED, 3)
+    await house.close()
 
 
 async def test_a_wait_ends_with_its_tiers_time_and_what_arrived_is_charged(database: Database) -> None:

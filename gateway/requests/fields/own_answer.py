@@ -1,6 +1,6 @@
 """What our own engine's answer to a request may say, and which parts of it are no plain text. Pure.
 
-A new schema takes up to a second of processor time: `gateway/requests/checked_answers.py` keeps what is made.
+A new schema takes up to a second of processor time: `checked_answers.py` keeps what is made.
 """
 
 from __future__ import annotations

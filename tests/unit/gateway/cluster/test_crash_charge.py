@@ -41,6 +41,14 @@ def test_the_engines_word_is_charged_to_the_token() -> None:
     assert found.detail["reserved_by"] == "gw_dead"
 
 
+def test_a_sequence_that_moved_is_charged_once_by_the_engine_that_had_most_of_it() -> None:
+    moved = [outcome(12, gpu_us=900), replace(outcome(33, gpu_us=1_500), finish="stop")]
+    for outcomes in (moved, moved[::-1]):
+        found = reckon(OpenRequest(RESERVE), outcomes, BOOK)
+        assert found.charged == found.counted == Amounts(10, 33, 10 * 100 + 33 * 300, 1, 2)
+        assert (found.detail["engine_counted"], found.detail["finish"]) == (2, ["stop"])
+
+
 LIVE, GONE = "engine-0/live", "engine-0/gone"
 WITNESSED = Progress(frozenset({LIVE}), frozenset({"m"}))
 """A record of a gateway whose only engine lives on."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from engine.messages import Delta, SequenceOutcome
 from gateway.domain.usage import SequenceUse, Use, charge, use_of, use_of_outcomes
 from tenants.types import Amounts
@@ -94,3 +96,12 @@ def test_a_restarted_gateway_sums_up_as_the_first_would_have() -> None:
     # One sequence never got to an engine; nothing else is known of it.
     assert use_of_outcomes(outcomes, [10, 4], 2) == Use(14, 24, 0, 14, True)
     assert use_of_outcomes([], [10, 4], 2) == Use(0, 0, 0, 0, False)
+
+
+def test_of_a_sequence_that_moved_the_outcome_with_most_tokens_counts_once() -> None:
+    left = replace(outcome(0, 10, 4), finish="cancelled", gpu_us=500)
+    went_on = replace(outcome(0, 6, 9, cached=4), gpu_us=900)
+    beside = outcome(1, 0, 3, cached=10)
+    use = use_of_outcomes([went_on, beside, left], [10], 2)
+    assert (use.input_tokens, use.output_tokens, use.cached_tokens, use.gpu_us) == (10, 12, 4, 900)
+    assert use_of_outcomes([replace(left, gpu_us=700), left], [10], 1).gpu_us == 700

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from engine.messages import Delta, Grammar, SamplingParams, SequenceOutcome, Submit
+from engine.messages import Delta, Grammar, SamplingParams, SequenceOutcome, SequenceState, Submit
 from gateway.requests.fields.tools import tool_fields
 from gateway.requests.schemas import ChatCompletionRequest
 from gateway.upstream.base import Wording, servers_word
@@ -78,3 +79,22 @@ async def test_an_answer_says_how_it_ended(
     assert (found.finish_word, found.incomplete, found.closed) == told
     word = servers_word([found])
     assert (word.basis, word.incomplete, word.closed) == ("engine", *told[1:])
+
+
+async def test_where_an_answer_goes_on_its_end_is_judged_by_all_of_it() -> None:
+    outcome = SequenceOutcome("r.0", "r", "t", "stop", 1, 0, 1, 2)
+    submit = Submit("r.0", "r", "t", [1], 8, 8, parts=("tool_calls",))
+
+    async def first(_: Submit) -> AsyncIterator[Delta]:
+        yield Delta("r.0", 0, [1], parts=(CALL,))
+        yield Delta("r.0", 1, parts=(REST,), outcome=replace(outcome, finish="cancelled"))
+
+    async def rest(_: SequenceState) -> AsyncIterator[Delta]:
+        yield Delta("r.0", 1, [1], outcome=outcome)
+
+    engine = LocalEngine("e", SimpleNamespace(on_ready=None, on_lost=None, submit=first, import_=rest))  # type: ignore[arg-type]
+    begun = engine.run(submit, Wording())
+    assert [delta.outcome.incomplete async for delta in begun if delta.outcome] == [""]
+    (last,) = [each async for each in engine.import_state(SequenceState(submit, [1], 0), Wording(), begun)]
+    assert last.outcome is not None
+    assert (last.outcome.finish_word, last.outcome.incomplete) == ("tool_calls", "tool_calls")

@@ -9,7 +9,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from engine.grammar.forms import form_from
 from gateway.errors import ApiError
-from gateway.requests.checked_answers import MOST_EACH, CheckedAnswers, NeedsThread
+from gateway.requests.fields.checked_answers import MOST_EACH, CheckedAnswers, NeedsThread
 from gateway.requests.fields.own_answer import (
     PLAIN_FORM,
     SCHEMA,
@@ -173,7 +173,7 @@ def test_a_schema_is_checked_once_for_a_tenant_and_never_on_the_event_loop(
         made.append(fields)
         return own_answer(fields, form, **how)
 
-    monkeypatch.setattr("gateway.requests.checked_answers.own_answer", counted)
+    monkeypatch.setattr("gateway.requests.fields.checked_answers.own_answer", counted)
     checked = CheckedAnswers()
 
     def ask(fields: dict[str, Any], *, tenant_id: str = "t", is_on_loop: bool = True) -> OwnAnswer:
@@ -199,7 +199,7 @@ def test_a_schema_is_checked_once_for_a_tenant_and_never_on_the_event_loop(
         ask(good)
     assert ask({"temperature": 0}) == OwnAnswer(), "plain text needs no thread"
     assert ask({"guided_choice": ["0"]}).grammar is not None
-    monkeypatch.setattr("gateway.requests.checked_answers.MOST_BYTES", 3 * 1024)
+    monkeypatch.setattr("gateway.requests.fields.checked_answers.MOST_BYTES", 3 * 1024)
     ask(good, tenant_id="another", is_on_loop=False)
     with pytest.raises(NeedsThread):
         ask({"guided_choice": ["1"]})
