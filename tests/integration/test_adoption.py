@@ -375,6 +375,28 @@ async def test_a_live_gateway_is_not_adopted(house: House) -> None:
     assert set(await house.settlements()) == {call.request_id}
 
 
+async def test_what_engines_left_that_are_no_members_any_more_is_settled_after_a_while(house: House) -> None:
+    call = await house.begin(house.holds("dead"))
+    dead = await house.dies("dead")
+    await house.beats("one")
+    members: Any = SimpleNamespace(is_complete=False)
+    adopter = replace(house.deps("one"), members=members)
+
+    async def adopted(*engines: str, silent_s: float) -> tuple[int, int]:
+        row = replace(dead, engines=frozenset(engines), silent_s=silent_s)
+        report = await recovery.adopt(adopter, row, STALE_S, frozenset())
+        return report.left_open, report.lost
+
+    gone_s = recovery.LEFT_S
+    assert await adopted("engine", "has-left", silent_s=gone_s - 1) == (0, 0)
+    assert await adopted("engine", "engine-0@dead", silent_s=gone_s) == (0, 0), "its own engine knows more"
+    assert await adopted("of-another-pool", silent_s=gone_s) == (0, 0)
+    assert await adopted("engine", "has-left", silent_s=gone_s) == (1, 0), "not every source was heard yet"
+    members.is_complete = True
+    assert await adopted("ipc:///engine.sock", silent_s=0.0) == (0, 1), "a row from before names"
+    assert set(await house.settlements()) == {call.request_id}
+
+
 async def test_what_an_engine_has_yet_to_tell_is_waited_for(house: House) -> None:
     dying = house.holds("dead")
     calls = [await house.begin(dying) for _ in range(3)]

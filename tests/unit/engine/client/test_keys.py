@@ -24,6 +24,20 @@ def test_made_keys_name_one_another_and_are_readable_by_their_owner_only(tmp_pat
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_an_engines_own_keys_go_before_those_of_all_and_a_named_file_before_both(tmp_path: Path) -> None:
+    make_keys(tmp_path)
+    make_keys(tmp_path, "one")
+    of_all, own = engine_keys(TCP, tmp_path, "two"), engine_keys(TCP, tmp_path, "one")
+    assert of_all == engine_keys(TCP, tmp_path)
+    assert of_all is not None
+    assert own is not None
+    for name, file, pair in (("two", "", of_all), ("one", "", own), ("one", GATEWAY_FILE, of_all)):
+        theirs = gateway_keys(TCP, tmp_path, name, str(tmp_path / file) if file else "")
+        assert theirs is not None
+        assert theirs.engine_public == pair.public
+    assert (tmp_path / "engine-gateway.one.keys").exists()
+
+
 def test_new_keys_replace_all_of_the_old_ones(tmp_path: Path) -> None:
     make_keys(tmp_path)
     old = engine_keys(TCP, tmp_path)

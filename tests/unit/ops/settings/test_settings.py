@@ -214,3 +214,27 @@ def test_what_is_no_address_of_a_console_is_refused(text: str) -> None:
 def test_half_an_address_of_an_admin_listener_is_refused(text: str) -> None:
     with pytest.raises(BadSetting, match=r"setting admin\.listen .*such as 127\.0\.0\.1:9000"):
         load({}, {"FAIRGATE_ADMIN_LISTEN": text})
+
+
+@pytest.mark.parametrize(
+    ("second", "problem"),
+    [
+        ({"name": "one", "address": "tcp://h:2"}, "the name 'one' is there twice"),
+        ({"name": "two", "address": "tcp://h:1"}, "the address 'tcp://h:1' is there twice"),
+        ({"name": "t wo", "address": "tcp://h:2"}, "name"),
+        ({"name": "two", "address": "http://h:2"}, "address"),
+        ({"name": "two", "address": "tcp://h:2", "key": "x"}, "key"),
+    ],
+)
+def test_engines_have_names_and_addresses_of_their_own(
+    tmp_path: Path, second: dict[str, str], problem: str
+) -> None:
+    file = tmp_path / "fairgate.toml"
+    first = '[[engines]]\nname = "one"\naddress = "tcp://h:1"\nkeys = "/k"\n'
+    file.write_text(first)
+    assert [(each.name, each.address, each.keys) for each in load(config_file=file).engines] == [
+        ("one", "tcp://h:1", "/k")
+    ]
+    file.write_text(f"{first}[[engines]]\n" + "".join(f'{key} = "{text}"\n' for key, text in second.items()))
+    with pytest.raises(BadSetting, match=f"engines .*{problem}"):
+        load(config_file=file)
