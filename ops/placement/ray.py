@@ -77,11 +77,10 @@ class EngineActor:
     def _own(self) -> None:
         try:
             os.setpriority(os.PRIO_PROCESS, 0, 0)  # of this thread, and so of the engine
-            self._why = self._run()
         except PermissionError:
             self._why = NICE
-        except OSError as error:
-            self._why = f"the engine cannot be started: {error}"
+        else:
+            self._why = self._run()
         if self._client is None or self._client.ready is None:
             time.sleep(PAUSE_S)
         os._exit(1)
@@ -89,15 +88,18 @@ class EngineActor:
     def _run(self) -> str:
         """The engine's last line, when it has ended."""
         path = self._data_dir / "logs" / f"{self._name}.log"
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.exists():
-            path.replace(path.with_suffix(".log.1"))
         options = ["--address", self._address, "--engine-id", self._name, "--data-dir", str(self._data_dir)]
         command = [sys.executable, "-P", "-c", LAUNCHER, str(os.getpid()), *options]
-        with path.open("wb") as log:
-            code = subprocess.call(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
-            )
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if path.exists():
+                path.replace(path.with_suffix(".log.1"))
+            with path.open("wb") as log:
+                code = subprocess.call(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
+                )
+        except OSError as error:
+            return f"the engine cannot be started: {error}"
         words = path.read_text(errors="replace").strip().rpartition("\n")[2][-MOST_WORDS:]
         return words.removeprefix("fairgate engine: ") or f"the engine ended with exit code {code}"
 
@@ -105,19 +107,22 @@ class EngineActor:
 class RayCluster:
     kind = "ray"
 
-    def __init__(self, address: str, need: Mapping[str, float], strategy: str, *engine: object) -> None:
-        """Connects to Ray from one of its machines. `need`: resources of each replica. `engine`: what actors
-        get after their name. Raises `ClusterUnavailable`."""
-        self._need, self._strategy, self._engine = need, strategy, engine
+    def __init__(
+        self,
+        address: str,
+        engine: tuple[Path, Mapping[str, str]],
+        need: Mapping[str, float] | None = None,
+        strategy: str = "DEFAULT",
+    ) -> None:
+        """Connects from one of Ray's machines. `engine`: what actors get after their name. `need`: resources
+        of each. Raises `ClusterUnavailable`."""
+        self._engine, self._need, self._strategy = engine, need or {}, strategy
         self._asked: dict[str, Any] = {}
         """Questions without an answer yet: an actor that waits for room is asked once."""
+        host, _, port = address.rpartition(":")
         with _refusals():
-            host, _, port = address.rpartition(":")
             if port.isdigit():  # Ray itself would try for minutes
-                try:
-                    socket.create_connection((host, int(port)), ANSWER_S).close()
-                except OSError:
-                    raise ClusterUnavailable(f"no head of Ray answers at {address}") from None
+                socket.create_connection((host, int(port)), ANSWER_S).close()
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
             found = ray.util.list_named_actors(all_namespaces=True)
             names = [row["name"] for row in found if row["namespace"] == NAMESPACE]
@@ -165,9 +170,6 @@ class RayCluster:
 def _refusals() -> Iterator[None]:
     try:
         yield
-    except (RayError, RuntimeError, ConnectionError, ValueError) as error:
-        raise ClusterUnavailable(f"Ray {ray.__version__}: {_line(error)}") from None
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    except (RayError, RuntimeError, OSError, ValueError) as error:
+        line = str(error).strip().partition("\n")[0]
+        raise ClusterUnavailable(f"Ray {ray.__version__} or its head: {line}") from None

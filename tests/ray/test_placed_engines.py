@@ -41,11 +41,11 @@ def load(house: PlacedHouse) -> Iterator[SteadyLoad]:
 
 def test_an_engine_inherits_no_niceness_and_outlives_its_placer(house: PlacedHouse, load: SteadyLoad) -> None:
     assert {engine.nice() for engine in house.engines().values()} == {0}
-    before, said = house.pids(), house.said()
+    before, said = house.engines(), house.said()
     house.end_placer(signal.SIGKILL)
     house.start_placer()
     house.says("engine-0 serves at", said)
-    assert house.pids() == before
+    assert house.engines() == before
     assert load.broken == []
 
 
@@ -72,11 +72,11 @@ def test_a_replica_whose_node_is_gone_waits_for_room(house: PlacedHouse, load: S
 
 
 def test_what_runs_goes_on_while_the_head_is_away(house: PlacedHouse, load: SteadyLoad) -> None:
-    before, complete = house.pids(), load.complete
+    before, complete = house.engines(), load.complete
     house.pause_head(20)
     house.restart_head()
     until(lambda: house.place("status").stdout.count("serves at") == 2, 120)
-    assert house.pids() == before
+    assert house.engines() == before
     assert load.complete > complete
     assert load.broken == []
 

@@ -100,9 +100,6 @@ class PlacedHouse:
                 found[words[words.index("--engine-id") + 1]] = process
         return found
 
-    def pids(self) -> dict[str, int]:
-        return {name: process.pid for name, process in self.engines().items()}
-
     def pause_head(self, pause_s: float) -> None:
         """What knows nodes and actors stands still."""
         head = psutil.Process(self.cluster.head_node.all_processes["gcs_server"][0].process.pid)
@@ -144,15 +141,10 @@ class SteadyLoad:
             while not ended.is_set():
                 try:
                     with client.stream("POST", "/v1/chat/completions", json=body) as answer:
-                        lines = [
-                            line.removeprefix("data: ")
-                            for line in answer.iter_lines()
-                            if line.startswith("data: ")
-                        ]
-                    assert answer.status_code == 200, answer.status_code
-                    assert lines.pop() == "[DONE]", lines[-1]
-                    chunks = [choice for line in lines for choice in json.loads(line)["choices"]]
-                    text = "".join(choice["delta"].get("content") or "" for choice in chunks)
+                        lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
+                    assert lines.pop() == "[DONE]", (answer.status_code, lines[-1:])
+                    choices = [choice for line in lines for choice in json.loads(line)["choices"]]
+                    text = "".join(choice["delta"].get("content") or "" for choice in choices)
                     assert text == self.texts.setdefault(seed, text), (seed, text)
                     self.complete += 1
                 except Exception as error:

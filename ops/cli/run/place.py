@@ -7,7 +7,7 @@ import contextlib
 import fcntl
 import signal
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,16 +18,8 @@ from ops.reporting import table
 if TYPE_CHECKING:
     from ops.placement.placer import Placer
 
-T = TypeVar("T")
-ADDRESS = click.option(
-    "--ray-address",
-    envvar="RAY_ADDRESS",
-    default="auto",
-    help="Ray's head, HOST:PORT.  [default: this machine's]",
-)
-WITHIN = click.option(
-    "--within", default=60.0, show_default=True, help="Seconds for a drained replica to empty."
-)
+HEAD = click.option("--ray-address", envvar="RAY_ADDRESS", default="auto", help="Ray's head, HOST:PORT.")
+WITHIN = click.option("--within", default=60.0, show_default=True, help="Seconds to empty a drained replica.")
 
 
 @group()
@@ -44,12 +36,10 @@ def place() -> None:
 @place.command()
 @click.option("--replicas", type=click.IntRange(1, 256), required=True, help="Engines: engine-0, engine-1, …")
 @click.option(
-    "--need", multiple=True, default=["CPU=1"], show_default=True, help="NAME=AMOUNT of each, in Ray."
+    "--need", multiple=True, default=["CPU=1"], help="NAME=AMOUNT of each, in Ray.  [default: CPU=1]"
 )
-@click.option(
-    "--spread/--pack", default=True, show_default=True, help="On as many machines as can be, or few."
-)
-@ADDRESS
+@click.option("--spread/--pack", default=True, show_default=True, help="On many machines, or few.")
+@HEAD
 @WITHIN
 def ray(replicas: int, need: tuple[str, ...], spread: bool, ray_address: str, within: float) -> None:
     """Keeps engines on a Ray cluster until a signal; they go on after it, and are found again.
@@ -57,20 +47,20 @@ def ray(replicas: int, need: tuple[str, ...], spread: bool, ray_address: str, wi
     Each takes the settings that are given here, and keys and files from this data directory's path on its own
     machine. Those that are too many are drained and ended. `fairgate place status --json` answers what runs.
     """
-    names, strategy = [f"engine-{number}" for number in range(replicas)], "SPREAD" if spread else "DEFAULT"
 
     async def run(placer: Placer) -> None:
+        names = [f"engine-{number}" for number in range(replicas)]
         task = asyncio.ensure_future(placer.run(names, within))
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
-    _act(run, ray_address, dict(map(_amount, need)), strategy)
+    _act(run, ray_address, dict(map(_amount, need)), "SPREAD" if spread else "DEFAULT")
 
 
 @place.command()
-@ADDRESS
+@HEAD
 def status(ray_address: str) -> None:
     """Lists what is placed.
 
@@ -80,15 +70,14 @@ def status(ray_address: str) -> None:
     """
     from ops.placement.plan import state_of
 
-    reports, written = _act(lambda placer: placer.known(), ray_address)
-    found = [(name, state_of(report)) for name, report in sorted(reports.items())]
-    found += [(name, "is not placed") for name in sorted(written - reports.keys())]
-    rows = [{"name": name, "state": state} for name, state in found]
-    answer({"data": rows}, lambda: table("replicas", ("replica", "state"), found))
+    reports, _ = _act(lambda placer: placer.known(), ray_address)
+    rows = [(name, state_of(report)) for name, report in sorted(reports.items())]
+    data = [{"name": name, "state": state} for name, state in rows]
+    answer({"data": data}, lambda: table("replicas", ("replica", "state"), rows))
 
 
 @place.command()
-@ADDRESS
+@HEAD
 @WITHIN
 def stop(ray_address: str, within: float) -> None:
     """Drains what is placed, where a server runs on this data directory, and ends it.
@@ -115,13 +104,8 @@ def _amount(text: str) -> tuple[str, float]:
         raise click.UsageError(f"--need {text!r} is not NAME=AMOUNT, such as GPU=1") from None
 
 
-def _act(
-    act: Callable[[Placer], Awaitable[T]],
-    ray_address: str,
-    need: dict[str, float] | None = None,
-    strategy: str = "DEFAULT",
-) -> T:
-    """Connects to Ray and the database, and acts; alone unless `need` is None. Raises `Failure`."""
+def _act(act: Callable[[Placer], Awaitable[Any]], ray_address: str, *placing: Any) -> Any:
+    """Connects to Ray and the database, and acts; with `placing`, alone. Raises `Failure`."""
     from ops.placement.placer import ClusterUnavailable, Placer
     from ops.serving import datadir
     from ops.settings.shown import variables_of
@@ -132,16 +116,16 @@ def _act(
     settings, server = settings_now(), running_server()
 
     def ask(method: str, path: str) -> dict[str, Any]:
-        try:
+        with contextlib.suppress(Failure):
             return {} if server is None else call(server, method, path)
-        except Failure as failure:
-            _say(failure.message)
-            return {}
+        return {}
 
-    async def run() -> T:
+    async def run() -> Any:
         database = open_database(settings.resolved_database_url)
         try:
-            return await act(Placer(cluster, PlacedEngines(database), ask, _say))
+            return await act(
+                Placer(cluster, PlacedEngines(database), ask, lambda text: click.echo(text, err=True))
+            )
         finally:
             await database.close()
 
@@ -150,9 +134,9 @@ def _act(
 
         datadir.ensure(settings.data_dir)
         with (settings.data_dir / "place.lock").open("w") as lock:
-            if need is not None:
+            if placing:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            cluster = RayCluster(ray_address, need or {}, strategy, settings.data_dir, variables_of(settings))
+            cluster = RayCluster(ray_address, (settings.data_dir, variables_of(settings)), *placing)
             return asyncio.run(run())
     except BlockingIOError:
         raise Failure(f"another `fairgate place` runs on {settings.data_dir}: end it first") from None
@@ -160,7 +144,3 @@ def _act(
         raise Failure(f"{error.name} is not installed: pip install 'fairgate[ray]'") from None
     except (ClusterUnavailable, datadir.DataDirRefused, TenancyError) as error:
         raise Failure(str(error)) from None
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)
