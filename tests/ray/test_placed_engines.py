@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("ray", reason="make test-ray")
 
-from tests.support.ray_cluster import PlacedHouse, SteadyLoad
+from tests.support.ray_cluster import SERVES_S, PlacedHouse, SteadyLoad
 from tests.support.server_process import until
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1200)]
@@ -28,12 +28,12 @@ def load(house: PlacedHouse) -> Iterator[SteadyLoad]:
     """It begins once the engines serve, and each of its streams has ended once."""
     key = house.gateways[0].tenant("acme")
     house.start_placer()
-    for name in ("engine-0", "engine-1"):
-        house.says(f"{name} serves at", [])
-    with house.gateways[1].http(key) as client:
-        until(lambda: client.get("/v1/models").is_success)
+    for gateway in house.gateways:
+        until(lambda gateway=gateway: house.serving(gateway) == 2, SERVES_S)
+        with gateway.http(key) as client:
+            until(lambda client=client: client.get("/v1/models").is_success)
     load = SteadyLoad(house.gateways, key, STREAMS)
-    until(lambda: len(load.texts) == STREAMS or load.broken, 240)
+    until(lambda: len(load.texts) == STREAMS or load.broken, SERVES_S)
     yield load
     for number in (0, 1):
         load.end(number)
@@ -86,7 +86,7 @@ def test_a_gateway_that_restarts_finds_the_engines(house: PlacedHouse, load: Ste
     other = house.gateways[1]
     other.stop()
     other.start()
-    until(lambda: other.admin("GET", "/upstreams")["data"][0]["is_up"], 60)
+    until(lambda: house.serving(other) == 2)
     assert load.broken == []
 
 

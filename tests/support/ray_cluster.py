@@ -82,6 +82,11 @@ class PlacedHouse:
             self.placer.send_signal(number)
             self.placer.wait(60)
 
+    def serving(self, gateway: Server) -> int:
+        """How many engines a gateway has that serve."""
+        replicas = gateway.admin("GET", "/upstreams")["data"][0]["replicas"]
+        return sum(each["state"] == "serving" for each in replicas)
+
     def said(self) -> list[str]:
         """What the placer said, line by line."""
         path = self.data_dir / "placer.log"
@@ -141,9 +146,10 @@ class SteadyLoad:
             while not ended.is_set():
                 try:
                     with client.stream("POST", "/v1/chat/completions", json=body) as answer:
-                        lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
-                    assert lines.pop() == "[DONE]", (answer.status_code, lines[-1:])
-                    choices = [choice for line in lines for choice in json.loads(line)["choices"]]
+                        said = list(answer.iter_lines())
+                    lines = [line.removeprefix("data: ") for line in said if line.startswith("data: ")]
+                    assert lines[-1:] == ["[DONE]"], said[-3:]
+                    choices = [choice for line in lines[:-1] for choice in json.loads(line)["choices"]]
                     text = "".join(choice["delta"].get("content") or "" for choice in choices)
                     assert text == self.texts.setdefault(seed, text), (seed, text)
                     self.complete += 1

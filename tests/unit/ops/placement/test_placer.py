@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from migrations import runner
-from ops.placement.placer import LEASE_S, ClusterUnavailable, Placer
+from ops.placement.placer import LEASE_S, Placer
 from ops.placement.plan import ReplicaReport
 from tenants.directory.placed_engines import PlacedEngines
 from tenants.storage.database import open_database
@@ -23,11 +23,8 @@ class FakeCluster:
 
     def __init__(self) -> None:
         self.placed: dict[str, ReplicaReport | None] = {}
-        self.is_away = False
 
     def reports(self) -> dict[str, ReplicaReport | None]:
-        if self.is_away:
-            raise ClusterUnavailable("Ray: its head does not answer")
         return dict(self.placed)
 
     def lack(self) -> str:
@@ -113,12 +110,3 @@ async def test_without_a_server_and_without_an_actor_a_written_replica_is_forgot
     await house.rows.write("other", "tcp://10.0.0.8:1", LEASE_S, placed_by="kubernetes", place="10.0.0.8")
     await house.placer.turn([], 60)
     assert set(await house.written()) == {"other"}
-
-
-async def test_a_cluster_that_is_away_changes_nothing(house: House) -> None:
-    house.cluster.placed["engine-0"] = ReplicaReport("10.0.0.5", "tcp://10.0.0.5:1")
-    await house.placer.turn(["engine-0"], 0)
-    house.cluster.is_away = True
-    with pytest.raises(ClusterUnavailable):
-        await house.placer.turn(["engine-0"], 0)
-    assert set(await house.written()) == {"engine-0"}
