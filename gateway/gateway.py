@@ -285,8 +285,7 @@ class Gateway:
     def _make_pool(self, spec: PoolSpec) -> ModelPool:
         deps = self.deps
         config = deps.config
-        replica_ids = [upstream.replica_id for upstream in spec.upstreams]
-        sharing = deps.sharing if deps.sharing is not None and deps.sharing.shares(replica_ids) else None
+        sharing = deps.sharing if deps.sharing is not None and deps.sharing.shares(spec.upstreams) else None
         flow = (FlowController if sharing is None else Mirror)(
             make_policy(config.policy, config.policy_options).order,
             ServiceCounters(),
@@ -306,7 +305,7 @@ class Gateway:
             scorer=PrefixRouter() if len(spec.upstreams) > 1 or spec.upstreams.may_change else LeastLoaded(),
         )
         shared = (
-            sharing.open(spec.name, flow, config, deps.clock, replica_ids)
+            sharing.open(spec.name, flow, config, deps.clock)
             if sharing is not None and isinstance(flow, Mirror)
             else None
         )

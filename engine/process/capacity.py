@@ -134,6 +134,7 @@ def engine_sizes(
     """All sizes. `free_beside` says how many bytes are free beside a step of some sequences and tokens,
     None where it does not fit: what of these is not set is halved until it does, with one context of KV.
     Raises `CapacityRefused` for a context that the model or the KV cache does not have."""
+    machine = _shared(machine, wanted.count)
     steps = step_sizes(machine.device, wanted)
     sizes = _sizes(machine, 0, shape, wanted, steps)
     if free_beside is None:
@@ -150,6 +151,15 @@ def engine_sizes(
             if lower is None:
                 raise
             steps = lower
+
+
+def _shared(machine: MachineMemory, count: int) -> MachineMemory:
+    """What one of `count` engines may take: each has a GPU of its own, and the host's memory is shared."""
+    host_bytes = machine.free_host_bytes // count
+    is_host = machine.device == "cpu"
+    return replace(
+        machine, free_bytes=host_bytes if is_host else machine.free_bytes, free_host_bytes=host_bytes
+    )
 
 
 def _lowered(steps: StepSizes, wanted: EngineSettings) -> StepSizes | None:

@@ -49,6 +49,12 @@ class EngineSettings(Bounded, frozen=True, kw_only=True):
         "Directory of an engine's or gateway's keys for tcp addresses, such as a mounted secret; the default"
         " is the data directory.",
     ] = ""
+    count: Annotated[
+        int,
+        Meta(ge=1, le=256),
+        "Engines that `serve` starts (`--engines`): one for each GPU, or for an equal share of the cores. A"
+        " stream whose engine dies goes on at another one.",
+    ] = 1
     device: Annotated[
         str,
         Meta(title="auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|cuda(:\d+)?"),
@@ -147,6 +153,10 @@ class EngineOptions(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fi
     model_dir: Path
     data_dir: Path
     engine_id: str = "engine-0"
+    cores: Annotated[str, Meta(pattern=r"(\d+(,\d+)*)?")] = ""
+    """Numbers of the CPU cores that it runs on; empty: all."""
+    gpu: str = ""
+    """The GPU that it sees, as in `CUDA_VISIBLE_DEVICES`; empty: all."""
     policy: str = DEFAULT_POLICY
     policy_options: str = "{}"
     max_waiting: Annotated[int, Meta(ge=1)] = 4096

@@ -92,6 +92,10 @@ def run_engine(options: EngineOptions) -> int:
     )
     os.umask(0o077)
     os.nice(options.niceness)
+    if options.cores:
+        os.sched_setaffinity(0, map(int, options.cores.split(",")))
+    if options.gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = options.gpu
     try:
         with _lock(options), _bound_socket(options) as socket:
             return _serve(options, socket)

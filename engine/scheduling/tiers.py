@@ -61,7 +61,11 @@ class TieredQueue:
             self._lift_to_other_lanes(number, entry.tenant_id)
         band.add(entry, front=front)
         self._added += 1
-        self._where[entry.entry_id] = (number, self._added)
+        self._where[entry.entry_id] = (number, -self._added if front else self._added)
+
+    def front(self, entry_id: str) -> int:
+        """0, or less of a waiting entry that was added with `front`: the later, the less."""
+        return min(0, self._where[entry_id][1])
 
     def peek(self, now_s: float, tiers: Collection[int] | None = None) -> QueueEntry | None:
         """The next entry of the first band that has one; `tiers` names the bands to look at."""
@@ -196,7 +200,7 @@ class TieredQueue:
         if order_name == self.order_name:
             return
         self._describe(make_order(order_name, self._counters))
-        waiting = sorted(self.entries(), key=lambda entry: entry.arrived_s)
+        waiting = sorted(self.entries(), key=lambda entry: (self.front(entry.entry_id), entry.arrived_s))
         self.order_name = order_name
         self._bands = {
             number: make_order(order_name, counters) for number, counters in self._band_counters.items()
@@ -251,19 +255,20 @@ class TieredQueue:
         return min((standing for standing in others if standing is not None), default=None)
 
     def _sort_line(self, number: int, there: dict[str, float], joined: dict[str, float]) -> None:
-        """Puts a line (entry ids -> arrivals) back in order of arrival: entries younger than the oldest in
-        `joined` leave and join again. The line never runs empty, so that no tenant counts as idle."""
+        """Puts a line (entry ids -> arrivals) back in order of arrival, what was added with `front` first:
+        entries behind the first of `joined` leave and join again. The line never runs empty, so that no
+        tenant counts as idle."""
         if not joined:
             return
         stands = sorted(
-            (arrived_s, self._where[entry_id][1], entry_id)
+            (self.front(entry_id), arrived_s, self._where[entry_id][1], entry_id)
             for entry_id, arrived_s in (there | joined).items()
         )
-        first = min(place for place, stand in enumerate(stands) if stand[2] in joined)
-        if [stand[2] for stand in stands[first:]] == list(joined):
+        first = min(place for place, stand in enumerate(stands) if stand[-1] in joined)
+        if [stand[-1] for stand in stands[first:]] == list(joined):
             return  # They joined at the end, in the right order.
         band = self._bands[number]
-        for _, _, entry_id in stands[first + 1 :]:
+        for *_, entry_id in stands[first + 1 :]:
             entry = band.remove(entry_id)
             assert entry is not None, "the books disagree"
             band.add(entry)

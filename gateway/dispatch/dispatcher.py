@@ -225,11 +225,13 @@ class Dispatcher:
     def _joined(self, upstream: Upstream) -> None:
         upstream.watch(partial(self._changed, upstream))
         upstream.listen(partial(self._served, upstream))
+        self._backend.member(upstream.replica_id, is_out=upstream.is_drained)
         if upstream.is_up:
             self._changed(upstream)
 
     def _left(self, upstream: Upstream) -> None:
         self.flow.lost(upstream.replica_id)
+        self._backend.member(upstream.replica_id, is_out=True)
         self.pump_soon()
 
     def _served(self, upstream: Upstream, service: Mapping[str, TenantShare]) -> None:
@@ -240,6 +242,8 @@ class Dispatcher:
         """The upstream came up, was drained or resumed, or was lost: then its cache is empty."""
         if not upstream.is_up:
             self.flow.lost(upstream.replica_id)
+        if upstream in self._upstreams:
+            self._backend.member(upstream.replica_id, is_out=upstream.is_drained)
         self._refuse_unable()
         self.pump_soon()
 
@@ -296,7 +300,7 @@ class Dispatcher:
             self._backend.finish(entry_id, 0, 0, now_s)
             return
         upstream = self._upstreams.named(turn.replica_id)
-        if upstream is None:
+        if upstream is None or upstream.is_drained:
             # Decided elsewhere, by the members of a moment ago: it waits again, where it stood.
             self._backend.put_back(entry_id, *turn.ticket.had, now_s, turn.ticket.expires_s)
             self.pump_soon()

@@ -78,6 +78,10 @@ class QueueBackend(Protocol):
         """As `FlowController.put_back`; False if it does not run."""
         ...
 
+    def member(self, replica_id: str, *, is_out: bool) -> None:
+        """A replica was drained or has left (`is_out`), or it was resumed or has joined. Idempotent."""
+        ...
+
     @property
     def may_have_turns(self) -> bool: ...
 
@@ -142,6 +146,9 @@ class LocalQueue:
         expires_s: float | None = None,
     ) -> bool:
         return self.flow.put_back(entry_id, input_tokens, output_tokens, now_s, expires_s) is not None
+
+    def member(self, replica_id: str, *, is_out: bool) -> None:
+        """The replicas that serve are asked for."""
 
     @property
     def may_have_turns(self) -> bool:

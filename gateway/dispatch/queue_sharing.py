@@ -1,14 +1,14 @@
 """Opens the queues that this gateway shares with others.
 
-Gateways share a pool's queue if they have its model, replicas and Redis in common; a replica that only this
-one reaches (a supervised engine) prevents that.
+Gateways share a pool's queue if they have its model and Redis in common; each is sent to its own replicas. A
+replica that only this one reaches (a supervised engine) prevents that.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from gateway.flow.controller import FlowController
 from gateway.flow.shared.codec import PoolRule, never_is_zero
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.shared.protocol import PoolSession
+from gateway.upstream.replica_set import ReplicaSet
 from tenants.types import Tier
 
 if TYPE_CHECKING:
@@ -29,32 +30,25 @@ if TYPE_CHECKING:
 class QueueSharing:
     redis_url: str
     gateway_id: str
-    replica_names: Mapping[str, str]
-    """By replica id, the name all gateways use; only for replicas that others can reach."""
     may_go_alone: bool
     """While Redis is unavailable this gateway decides alone about its own requests."""
     queues: list[RedisQueue] = field(default_factory=list)
 
-    def shares(self, replica_ids: Iterable[str]) -> bool:
-        """Whether others can reach all of these replicas."""
-        ids = list(replica_ids)
-        return bool(ids) and all(replica_id in self.replica_names for replica_id in ids)
+    def shares(self, replicas: ReplicaSet) -> bool:
+        """Whether others can reach all of these replicas: what one has to itself is not called by its id."""
+        return (bool(replicas) or replicas.may_change) and all(
+            upstream.name == upstream.replica_id for upstream in replicas
+        )
 
     def open(
-        self,
-        model: str,
-        mirror: Mirror,
-        config: GatewayConfig,
-        clock: Callable[[], float],
-        replica_ids: Iterable[str],
+        self, model: str, mirror: Mirror, config: GatewayConfig, clock: Callable[[], float]
     ) -> RedisQueue:
-        """The queue of a pool, of which `mirror` is this gateway's part."""
+        """The queue of a model, of which `mirror` is this gateway's part."""
         # Only here, because Redis is an extra.
         from gateway.dispatch.redis_queue import RedisQueue
 
-        names = {replica_id: self.replica_names[replica_id] for replica_id in replica_ids}
-        session = PoolSession(mirror, _rule(config), secrets.randbits(40), names)
-        pool = hashlib.sha256("\n".join([model, *sorted(names.values())]).encode()).hexdigest()[:24]
+        session = PoolSession(mirror, _rule(config), secrets.randbits(40))
+        pool = hashlib.sha256(model.encode()).hexdigest()[:24]
         queue = RedisQueue(
             self.redis_url, pool, self.gateway_id, session, clock, may_go_alone=self.may_go_alone
         )

@@ -241,9 +241,12 @@ class RedisQueue:
         if ticket is None or before is None:
             return False
         if not self.is_alone:
-            self._session.finished(entry_id, input_tokens - before.had[0], output_tokens - before.had[1])
-            self._session.arrived(ticket)
+            had = before.had
+            self._session.finished(entry_id, input_tokens - had[0], output_tokens - had[1], ticket)
         return True
+
+    def member(self, replica_id: str, *, is_out: bool) -> None:
+        self._session.member(replica_id, is_out=is_out)
 
     @property
     def may_have_turns(self) -> bool:

@@ -141,7 +141,10 @@ class RequestQueue:
                     if asked_for in (None, self._tickets[waiting_id].entry.tier)
                 ]
                 if own:
-                    first = min(own, key=lambda waiting_id: self._rank(waiting_id, tier, now_s))
+                    first = min(
+                        own,
+                        key=lambda each: (self.tiers.front(each), *self._rank(each, tier, now_s)),
+                    )
                     firsts.append((line[first], lane, first))
             for _, lane, first in sorted(firsts):
                 yield lane, self._tickets[first]

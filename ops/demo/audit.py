@@ -117,10 +117,11 @@ class _TierLine:
 class _Audit:
     def __init__(self, events: Sequence[LogEvent]) -> None:
         self.report = AuditReport()
-        self._final = {
-            event.request_id: event.cost for event in events if event.happened is LogEventKind.ENDED
-        }
-        self._beyonds = {event.request_id: event.beyond for event in events if event.beyond is not None}
+        self._ends: dict[str, list[LogEvent]] = defaultdict(list)
+        """By request, the last one first: one that was put back runs, and ends, again."""
+        for event in reversed(events):
+            if event.happened is LogEventKind.ENDED:
+                self._ends[event.request_id].append(event)
         self._charged: dict[str, float] = {}
         self._bounds: dict[str, float] = {}
         """By dispatched request: its part of `_unlogged`."""
@@ -195,11 +196,11 @@ class _Audit:
         self._unlogged[event.tenant] += bound / event.weight
 
     def _beyond(self, event: LogEvent) -> float:
-        known = self._beyonds.get(event.request_id)
-        if known is not None:
-            return known
-        charged = self._charged[event.request_id]
-        return max(0.0, self._final.get(event.request_id, math.inf) - charged)
+        ends = self._ends[event.request_id]
+        if not ends:
+            return math.inf
+        end = ends.pop()
+        return max(0.0, end.cost - event.cost) if end.beyond is None else end.beyond
 
     def _correct(self, event: LogEvent) -> None:
         if event.request_id in self._charged:

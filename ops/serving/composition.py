@@ -18,7 +18,6 @@ import msgspec
 from litestar import Litestar
 from msgspec.structs import asdict
 
-from engine.client.client import EngineClient
 from engine.messages import SamplingParams
 from engine.process.options import EngineOptions
 from engine.scheduling.batch_or_wait.table_file import BadTable
@@ -49,12 +48,12 @@ from gateway.requests.fields.sampling import model_defaults
 from gateway.requests.prompt import PromptRenderer
 from gateway.tracing.decision import TraceRule
 from gateway.tracing.tracer import Tracer
-from gateway.upstream.local_engine import LocalEngine
 from gateway.upstream.openai.upstream import OpenAIUpstream
 from gateway.upstream.replica_set import ReplicaSet
 from ops.serving import audit_key, datadir
-from ops.serving.members import SHORT_NAME, open_members, run_elsewhere
-from ops.serving.supervisor import EngineSupervisor, engine_address
+from ops.serving.members import open_members, run_elsewhere
+from ops.serving.supervised import Supervisors, open_supervised
+from ops.serving.supervisor import engine_address
 from ops.serving.upstream_pools import pools_of
 from ops.serving.whatif_runner import WhatIfRunner
 from ops.settings.settings import BadSetting, Settings
@@ -85,7 +84,7 @@ class Running:
     settings: Settings
     admin: Admin
     directory: Directory
-    supervisor: EngineSupervisor | Members | AbsentEngine
+    supervisor: Supervisors | Members | AbsentEngine
     app: Litestar
     gateway: Gateway
     control_token: str
@@ -101,7 +100,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         | {
             "address": engine_address(settings.data_dir),
             # Gateway and clients need cores, too: an engine that competes for the last one slows to a crawl.
-            "threads": settings.engine.threads or max(1, (os.cpu_count() or 2) // 2),
+            "threads": settings.engine.threads or max(1, (os.cpu_count() or 2) // 2 // settings.engine.count),
         },
         model_dir=settings.model,
         data_dir=settings.data_dir,
@@ -194,18 +193,14 @@ def gateway_config(settings: Settings) -> GatewayConfig:
 
 def sharing_of(settings: Settings, gateway_id: str) -> QueueSharing | None:
     """The gateway's part in shared queues; None: not shared. Raises `Invalid` for an order that cannot be."""
-    names = {upstream.name: f"{upstream.url} {upstream.model}" for upstream in settings.upstreams}
-    if settings.engine.serve and settings.engine.address:
-        names[SHORT_NAME] = SHORT_NAME
-    if settings.engine.serve:
-        names |= {engine.name: engine.name for engine in settings.engines}
-    if not settings.redis_url or settings.gateway.queue == "own" or not names:
+    is_shareable = settings.upstreams or (settings.engine.serve and run_elsewhere(settings))
+    if not settings.redis_url or settings.gateway.queue == "own" or not is_shareable:
         return None
     try:
         require_shared(make_policy(settings.policy.name, policy_options(settings)).order)
     except UnknownPolicy as error:
         raise Invalid("policy", str(error)) from None
-    return QueueSharing(settings.redis_url, gateway_id, names, settings.gateway.store_failure == "local")
+    return QueueSharing(settings.redis_url, gateway_id, settings.gateway.store_failure == "local")
 
 
 def peer_requests_of(settings: Settings) -> PeerRequests | None:
@@ -262,29 +257,8 @@ async def seed_prices(settings: Settings, admin: Admin) -> None:
 class AbsentEngine:
     """Takes the place of a supervisor in a gateway without an engine of its own."""
 
-    async def start(self) -> None:
-        """Nothing to start."""
-
     async def ready(self, timeout_s: float) -> None:
         """Nothing to wait for."""
-
-    async def stop(self) -> None:
-        """Nothing to stop."""
-
-
-async def open_engine(
-    settings: Settings, renderer: PromptRenderer, gateway_id: str, closing: contextlib.AsyncExitStack
-) -> tuple[EngineSupervisor, LocalEngine]:
-    """An engine that this gateway starts, and no other one reaches."""
-    options = engine_options(settings)
-    client = EngineClient(options.address, gateway_id)
-    closing.push_async_callback(client.close)
-    supervisor = EngineSupervisor(options, client)
-    await supervisor.start()
-    closing.push_async_callback(supervisor.stop)
-    able = own_capabilities(renderer.own_form, renderer.template_reads)
-    name = f"{options.engine_id}@{gateway_id}"
-    return supervisor, LocalEngine(options.engine_id, client, settings.model.resolve().name, able, name=name)
 
 
 def engine_sampling(settings: Settings) -> SamplingParams:
@@ -332,20 +306,22 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
         sharing = sharing_of(settings, gateway_id)
         quota_store = await open_quota_store(settings, closing, sharing)
         config = gateway_config(settings)
-        supervisor: EngineSupervisor | Members | AbsentEngine = AbsentEngine()
+        supervisor: Supervisors | Members | AbsentEngine = AbsentEngine()
         engines = ReplicaSet()
         members: Members | None = None
         own: PoolSpec | None = None
         if settings.engine.serve:
             renderer = PromptRenderer(settings.model, config.special_tokens_in_text)
+            able = own_capabilities(renderer.own_form, renderer.template_reads)
             if run_elsewhere(settings):
-                able = own_capabilities(renderer.own_form, renderer.template_reads)
                 members = await open_members(settings, able, gateway_id, database)
                 closing.push_async_callback(members.close)
                 supervisor, engines = members, members.replicas
             else:
-                supervisor, engine = await open_engine(settings, renderer, gateway_id, closing)
-                engines = ReplicaSet([engine])
+                supervisor, started = await open_supervised(
+                    engine_options(settings), settings.model.resolve().name, gateway_id, able, closing
+                )
+                engines = ReplicaSet(started)
             own = PoolSpec(
                 settings.served_model_name,
                 engines,

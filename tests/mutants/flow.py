@@ -9,6 +9,8 @@ LAG = "tests/unit/gateway/flow/test_lag.py"
 OWED = "tests/unit/engine/core/test_owed_place.py"
 PROMISES = "tests/property/test_flow_promises.py"
 SHARED = "tests/property/test_flow_shared.py"
+MEMBERS = "tests/property/test_flow_members.py"
+WIRE = "tests/unit/gateway/flow/test_shared_protocol.py"
 VIEWS = "tests/unit/gateway/flow/test_two_views.py"
 LUA = "gateway/flow/shared/lua"
 HOUSE = "tests/integration/test_two_gateways_fair.py"
@@ -23,6 +25,62 @@ QUOTED = "tests/integration/test_quoted_requests.py"
 
 FLOW_MUTATIONS = mutations_of(
     [
+        (
+            f"{LUA}/6_placement.lua",
+            "flow: the members' epoch is ignored",
+            "if is_out(replica.id) or is_out(life_of(replica.id, lives[replica.id])) then",
+            "if false then",
+            MEMBERS,
+        ),
+        (
+            f"{LUA}/6_placement.lua",
+            "flow: an engine's life that is gone gets turns",
+            " or is_out(life_of(replica.id, lives[replica.id]))",
+            "",
+            MEMBERS,
+        ),
+        (
+            "gateway/flow/shared/protocol.py",
+            "flow: a drain that dispatches at other gateways",
+            'acts += [["member", each, self._unsaid.get(each)] for each in self._unsaid]',
+            "pass",
+            MEMBERS,
+        ),
+        (
+            "gateway/dispatch/dispatcher.py",
+            "flow: a drain that dispatches",
+            "if upstream is None or upstream.is_drained:",
+            "if upstream is None:",
+            "tests/unit/gateway/dispatch/test_dispatcher.py",
+        ),
+        (
+            "gateway/flow/shared/protocol.py",
+            "flow: a turn that was put back is had again",
+            " or turn.number <= self._turns.get(turn.entry_id, 0)",
+            "",
+            WIRE,
+        ),
+        (
+            f"{LUA}/8_acts.lua",
+            "flow: what was put back waits behind the others in the pool",
+            "  ticket.front = back_since and add_to('fronts', 1)\n",
+            "",
+            SHARED,
+        ),
+        (
+            f"{LUA}/4_lines.lua",
+            "flow: who was put back was idle",
+            "if is_fair() and not back_since then",
+            "if is_fair() then",
+            SHARED,
+        ),
+        (
+            "ops/demo/audit.py",
+            "flow: an audit takes the last end of a request for all",
+            "end = ends.pop()",
+            "end = ends[0]",
+            "tests/property/test_flow.py",
+        ),
         (
             "gateway/flow/in_flight.py",
             "flow: an idle tenant is owed service",

@@ -7,8 +7,10 @@ the end of the module say that the interesting cases were really met.
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -20,6 +22,8 @@ from gateway.flow.ageing import effective_tier
 from gateway.flow.controller import Dispatch, FlowController, QueueFull, Ticket
 from gateway.flow.lanes import LaneRule
 from gateway.flow.window import OWED_KV_PART, OWED_PART, Replica, WindowRule
+from ops.demo.audit import audit
+from ops.demo.logbook import events_of
 
 MAX_QUEUED = 12
 MAX_QUEUED_PER_TENANT = 5
@@ -231,7 +235,7 @@ class Histories(RuleBasedStateMachine):
         emitted += data.draw(st.sampled_from([1, 7, 40, 90]))
         live = data.draw(st.integers(1, ticket.sequences))
         before = self.charged(entry_id)
-        self.flow.progress(entry_id, emitted, live)
+        self.flow.progress(entry_id, ticket.had[1] + emitted, live)
         self.running[entry_id] = (ticket, where, emitted)
         self.cost[ticket.entry.tenant_id] += self.charged(entry_id) - before
         MET["beyond prediction"] += self.charged(entry_id) > before
@@ -243,7 +247,8 @@ class Histories(RuleBasedStateMachine):
         entry_id = data.draw(st.sampled_from(sorted(self.running)))
         ticket, _, emitted = self.running[entry_id]
         before = self.charged(entry_id)
-        self.flow.foresee(entry_id, (foreseen, 2 * foreseen), self.now_s)
+        had = ticket.had[1]
+        self.flow.foresee(entry_id, (had + foreseen, had + 2 * foreseen), self.now_s)
         most = ticket.max_tokens * ticket.sequences
         self.foreseen[entry_id] = max(1, emitted, min(foreseen, most))
         after = self.charged(entry_id)
@@ -264,9 +269,31 @@ class Histories(RuleBasedStateMachine):
         charged = self.charged(entry_id)
         ticket, _, emitted = self.running.pop(entry_id)
         self.cost[ticket.entry.tenant_id] += input_tokens + 2 * emitted - charged
-        self.flow.finish(entry_id, input_tokens, emitted, self.now_s)
+        had = ticket.had
+        self.flow.finish(entry_id, had[0] + input_tokens, had[1] + emitted, self.now_s)
         self.flow.finish(entry_id, 1000, 1000, self.now_s)  # said twice, counted once
         self.gone.add(entry_id)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), input_tokens=st.integers(0, 100))
+    def put_back(self, data: st.DataObject, input_tokens: int) -> None:
+        """Charged for what it had, no more; the rest waits."""
+        entry_id = data.draw(st.sampled_from(sorted(self.running)))
+        charged = self.charged(entry_id)
+        ticket, _, emitted = self.running.pop(entry_id)
+        entry, had = ticket.entry, (ticket.had[0] + input_tokens, ticket.had[1] + emitted)
+        self.cost[entry.tenant_id] += input_tokens + 2 * emitted - charged
+        expected = self.foreseen.pop(entry_id, entry.predicted_output_tokens)
+        rest = self.flow.put_back(entry_id, *had, self.now_s, self.now_s + 3.0)
+        assert rest is not None
+        assert (rest.before, rest.expires_s) == (had, self.now_s + 3.0)
+        assert rest.entry.input_tokens == max(0, entry.input_tokens - input_tokens)
+        assert rest.entry.predicted_output_tokens == max(1, expected - emitted)
+        assert self.flow.put_back(entry_id, *had, self.now_s) is None
+        self.waiting[entry_id] = rest
+        MET["put back"] += 1
+        MET["put back again"] += ticket.before is not None
+        MET["put back into a full queue"] += len(self.waiting) > MAX_QUEUED
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -321,23 +348,29 @@ class Histories(RuleBasedStateMachine):
     def the_books_agree(self) -> None:
         self.flow.check()
         assert {ticket.entry.entry_id for ticket in self.flow.tickets()} == set(self.waiting)
-        assert len(self.waiting) <= MAX_QUEUED, "the queue is bounded"
+        new = [each for each in self.waiting.values() if each.before is None]
+        assert len(new) <= MAX_QUEUED, "the queue is bounded"
         for tenant, weight in WEIGHTS.items():
             expected = round(self.cost[tenant] * COUNTER_SCALE / weight)
             assert self.flow.counters.value(tenant) == expected, "a token was charged twice, or never"
 
     @invariant()
     def nobody_was_passed_over(self) -> None:
-        """Every dispatch in the log went to the tenant with the least service, and to its oldest request."""
+        """Every dispatch in the log went to the tenant with the least service, and to its oldest request, or
+        to one that had run before."""
+        put_back: set[str] = set()
         for record in self.flow.log.since(0, 1000):
+            if record.event == "settle":
+                put_back.add(record.request_id)
             if record.event != "dispatch" or record.rule == "reservation":
                 continue
             own = next(each for each in record.backlog if each.tenant_id == record.tenant_id)
-            assert record.arrived_s == own.oldest_arrived_s, "a younger request of the tenant went first"
+            has_run = record.request_id in put_back
+            assert has_run or record.arrived_s == own.oldest_arrived_s, "a younger request went first"
             for other in record.backlog:
                 if self.policy == "vtc":
                     assert record.counter <= other.counter, "a tenant above its share went first"
-                else:
+                elif not has_run:
                     assert record.arrived_s <= other.oldest_arrived_s, "first come was not first served"
             MET["with others waiting"] += len(record.backlog) > 1
 
@@ -367,6 +400,9 @@ def test_the_histories_met_what_they_are_about() -> None:
         "drained",
         "foreseen shorter",
         "foreseen longer",
+        "put back",
+        "put back again",
+        "put back into a full queue",
     ):
         assert MET[case] > 0, f"no history came to: {case}"
 
@@ -413,3 +449,37 @@ def test_the_least_loaded_replica_with_room_is_chosen() -> None:
     chosen = [turn.replica_id for turn in flow.dispatch(0.0, replicas)]
     assert sorted(chosen) == ["a", "a", "b", "b"]
     assert flow.dispatch(0.0, []) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_audit_of_the_log_finds_nothing_where_requests_were_put_back(seed: int) -> None:
+    draw = random.Random(seed)
+    flow = FlowController(
+        "vtc",
+        ServiceCounters(),
+        max_queued=100,
+        max_queued_per_tenant=100,
+        queue_ttl_s=(1e9,) * 3,
+        window=WindowRule(0, 1.0),
+        log_records=1000,
+    )
+    running: dict[str, Ticket] = {}
+    output: Counter[str] = Counter()
+    for number in range(120):
+        size = draw.randint(1, 20), draw.randint(1, 20)
+        tenant = draw.choice(sorted(WEIGHTS))
+        ticket = Ticket(QueueEntry(f"r{number}", tenant, number, *size, weight=WEIGHTS[tenant]), 1, sum(size))
+        flow.enqueue(ticket, number)
+        for name in draw.sample(sorted(running), min(len(running), 1)):
+            output[name] += draw.randint(0, 40)
+            flow.progress(name, output[name], 1)
+        if running and draw.random() < 0.7:
+            name, ticket = draw.choice(sorted(running.items()))
+            end = flow.finish if draw.random() < 0.6 else flow.put_back
+            end(name, ticket.had[0] + draw.randint(0, ticket.entry.input_tokens), output[name], number)
+            del running[name]
+        for turn in flow.dispatch(number, [Replica("a", 3, 1000, pauses=False)]):
+            running[turn.ticket.entry.entry_id] = turn.ticket
+    report = audit(events_of(flow.log.since(0, 1000)))
+    assert report.compared > 20
+    assert (report.unfair_dispatches, report.untrue_ranks) == (0, 0)

@@ -11,6 +11,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -47,7 +48,12 @@ WEIGHTS = {"one": 1.0, "two": 2.0, "three": 3.0, "half": 0.5}
 NOON_US = 1_700_136_020_000_000
 LIFE = "engine/1"
 PLAIN, TOOLS = frozenset({"text"}), frozenset({"text", "tools"})
-REPLICAS = [Replica("a", 2, 120, life=LIFE, offers=TOOLS), Replica("b", 3, 200, life=LIFE, offers=PLAIN)]
+OWNERS = frozenset({"of 0", "of 1"})
+"""Needs of a gateway's requests: so the one controller knows to which replicas they may go."""
+REPLICAS = [
+    Replica("a", 2, 120, life=LIFE, offers=TOOLS | OWNERS),
+    Replica("b", 3, 200, life=LIFE, offers=PLAIN | OWNERS),
+]
 RESERVED = {"one": (0.0, None), "two": (30.0, None), "three": (0.0, None), "half": (8.0, None)}
 """Reserved cost tokens per second, and the tier that they are for; None: all."""
 AGEING_S = (math.inf, 2.0, 1.2)
@@ -66,6 +72,7 @@ CASES: tuple[str, ...] = (
 CASES += ("aged", "long", "reserved", "raised by a reservation", "answer lost", "late copy", "owed")
 CASES += ("needs one",)
 CASES += ("turned", "turned while something waits", "aged by a knob")
+CASES += ("put back", "put back and went on", "put back and aged", "not where it is out")
 CASES += ("had less than charged", "heard", "lifted", "foreseen longer", "foreseen shorter")
 BRAKES = (Brakes(), Brakes({2: 0.4}), Brakes({1: 0.5}), Brakes({1: 0.34, 2: 0.1}))
 ROUNDING = 100
@@ -118,7 +125,12 @@ class Histories(RuleBasedStateMachine):
             PoolGateway(self.pool, name, controller(Mirror, order), pool_rule, REPLICAS, 1)
             for name in ("east", "west")
         ]
+        self.out: dict[str, set[int]] = {"a": set(), "b": set()}
+        """Of each replica, the gateways that know it to be out."""
+        self.is_out: set[str] = set()
+        """As the pool knows."""
         for gateway in self.gateways:
+            gateway.sees(REPLICAS)
             gateway.exchange(self.now_s)
         self.number = 0
         self.waiting: dict[str, tuple[int, Ticket]] = {}
@@ -159,7 +171,7 @@ class Histories(RuleBasedStateMachine):
             size = (prompt * sequences, predicted * sequences)
             entry = QueueEntry(name, tenant, self.now_s, *size, tier, WEIGHTS[tenant])
             rate, reserved_tier = self.reserved[tenant]
-            needs = PLAIN if self.number % 5 else TOOLS
+            needs = (PLAIN if self.number % 5 else TOOLS) | {f"of {at}"}
             ticket = Ticket(
                 entry,
                 sequences,
@@ -168,7 +180,7 @@ class Histories(RuleBasedStateMachine):
                 reserved_tier=reserved_tier,
                 needs=needs,
             )
-            self.met["needs one"] += needs == TOOLS
+            self.met["needs one"] += needs > TOOLS
             full = self.union.enqueue(ticket, self.now_s)
             gateway = self.gateways[at]
             refused = gateway.arrive(ticket, self.now_s)
@@ -257,8 +269,8 @@ class Histories(RuleBasedStateMachine):
         emitted += data.draw(st.sampled_from([1, 7, 40, 90]))
         live = data.draw(st.integers(1, live))
         self.running[name] = (at, ticket, emitted, live)
-        self.union.progress(name, emitted, live)
-        self.gateways[at].progress(name, emitted, live)
+        self.union.progress(name, ticket.had[1] + emitted, live)
+        self.gateways[at].progress(name, ticket.had[1] + emitted, live)
         self.exchange(at)
         self.met["beyond"] += emitted > ticket.entry.predicted_output_tokens
         self.met["progress"] += live < ticket.sequences
@@ -268,8 +280,9 @@ class Histories(RuleBasedStateMachine):
     def an_engine_foresees(self, data: st.DataObject, foreseen: int) -> None:
         name = data.draw(st.sampled_from(sorted(self.running)))
         at, ticket, *_ = self.running[name]
-        self.union.foresee(name, (foreseen, 2 * foreseen), self.now_s)
-        self.gateways[at].foresee(name, (foreseen, 2 * foreseen), self.now_s)
+        in_all = ticket.had[1] + foreseen, ticket.had[1] + 2 * foreseen
+        self.union.foresee(name, in_all, self.now_s)
+        self.gateways[at].foresee(name, in_all, self.now_s)
         self.exchange(at)
         self.met["foreseen longer"] += foreseen > ticket.entry.predicted_output_tokens
         self.met["foreseen shorter"] += foreseen < ticket.entry.predicted_output_tokens
@@ -306,16 +319,80 @@ class Histories(RuleBasedStateMachine):
         at = self.running[first][0]
         mates = [name for name, (owner, *_) in sorted(self.running.items()) if owner == at and name != first]
         for name in [first, *mates[: count - 1]]:
-            # All that it had was reported before.
-            prompt, output = self.computed[name]
-            emitted = max(output, self.running[name][2])
-            # No more than is charged, see `an_engine_reports`.
-            total = max(prompt, min(input_tokens, self.running[name][1].entry.input_tokens))
-            self.report(name, total - prompt, emitted - output, {})
+            had = self.all_reported(name, input_tokens)
             del self.running[name]
-            self.union.finish(name, total, emitted, self.now_s)
-            self.gateways[at].finish(name, total, emitted, self.now_s)
+            self.union.finish(name, *had, self.now_s)
+            self.gateways[at].finish(name, *had, self.now_s)
         self.exchange(at)
+
+    def all_reported(self, name: str, input_tokens: int) -> tuple[int, int]:
+        """What it had in all, at most so much of its prompt."""
+        _, ticket, emitted, _ = self.running[name]
+        prompt, output = self.computed[name]
+        emitted = max(output, emitted)
+        # No more than is charged, see `an_engine_reports`.
+        total = max(prompt, min(input_tokens, ticket.entry.input_tokens))
+        self.report(name, total - prompt, emitted - output, {})
+        return ticket.had[0] + total, ticket.had[1] + emitted
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), input_tokens=st.integers(0, 100), count=st.integers(1, 3))
+    def put_back(self, data: st.DataObject, input_tokens: int, count: int) -> None:
+        """One, or several of one gateway: their replica is lost."""
+        first = data.draw(st.sampled_from(sorted(self.running)))
+        at = self.running[first][0]
+        mates = [name for name, (owner, *_) in sorted(self.running.items()) if owner == at and name != first]
+        for name in (first, *mates[: count - 1]):
+            self.put_one_back(name, self.all_reported(name, input_tokens))
+        self.exchange(at)
+
+    def put_one_back(self, name: str, had: tuple[int, int]) -> None:
+        self.now_us += 1
+        at = self.running.pop(name)[0]
+        rest = self.gateways[at].put_back(name, *had, self.now_s)
+        assert self.union.put_back(name, *had, self.now_s) == rest
+        self.waiting[name] = (at, rest)
+        self.met["put back"] += 1
+
+    @rule(at=st.integers(0, 1), index=st.integers(0, 1), is_lost=st.booleans())
+    def a_replica_goes(self, at: int, index: int, is_lost: bool) -> None:
+        """This gateway sees it drained, or loses its own link; the other one has not seen it yet. It keeps
+        one: without any none of its requests would wait in the pool."""
+        name, gateway = REPLICAS[index].replica_id, self.gateways[at]
+        if len(gateway.replicas) == len(REPLICAS):
+            if not is_lost:
+                self.out[name].add(at)
+                self.is_out.add(name)
+            self.see(at, [REPLICAS[1 - index]])
+
+    @rule(at=st.integers(0, 1))
+    def a_replica_is_back(self, at: int) -> None:
+        for name, knowing in self.out.items():
+            if at in knowing:
+                knowing.remove(at)
+                self.is_out.discard(name)
+        self.see(at, REPLICAS)
+
+    def see(self, at: int, replicas: list[Replica]) -> None:
+        out = [name for name, knowing in self.out.items() if at in knowing]
+        self.gateways[at].sees(replicas, out=out)
+        self.exchange(at)
+
+    @property
+    def members(self) -> list[Replica]:
+        """What each offers to the requests of which gateway."""
+        return [
+            replace(
+                each,
+                offers=each.offers - OWNERS
+                | {
+                    f"of {at}"
+                    for at, gateway in enumerate(self.gateways)
+                    if each in gateway.replicas and each.replica_id not in self.is_out
+                },
+            )
+            for each in REPLICAS
+        ]
 
     @rule(
         at=st.integers(0, 1),
@@ -392,7 +469,7 @@ class Histories(RuleBasedStateMachine):
             for turn in gateway.turns[heard_before[index] :]
         }
         given = sorted((self.pool.given[name] for name in heard), key=lambda turn: turn.number)
-        turns = self.union.dispatch(self.now_s, REPLICAS)
+        turns = self.union.dispatch(self.now_s, self.members)
         assert [
             (
                 turn.entry_id,
@@ -423,6 +500,8 @@ class Histories(RuleBasedStateMachine):
             self.computed[name] = [0, 0]
             assert abs(heard[name][1].had - turn.had) <= ROUNDING, "what the tenant had"
             assert (heard[name][1].heard, self.pool.given[name].heard) == (turn.heard, turn.heard)
+            self.met["put back and went on"] += ticket.before is not None
+            self.met["put back and aged"] += ticket.before is not None and turn.tier < ticket.entry.tier
             self.met["had less than charged"] += turn.had < turn.counter - ticket.entry.predicted_cost * 10**6
             self.met["heard"] += turn.heard > 0
             self.met["of the other"] += owner != at
@@ -432,6 +511,9 @@ class Histories(RuleBasedStateMachine):
             self.met["raised by a reservation"] += turn.by_reservation and ticket.entry.tier > 0
             self.met["aged"] += not turn.by_reservation and turn.tier < ticket.entry.tier
             self.met["long"] += LANES.lane(ticket.entry) == LONG and ticket.entry.tier < 2
+        owners = [self.gateways[owner] for owner, _ in self.waiting.values()]
+        listed = {each.replica_id for owner in owners for each in owner.replicas}
+        self.met["not where it is out"] += not listed.isdisjoint(self.is_out)
         self.met["several turns"] += len(turns) > 1
         self.met["both wait"] += len({owner for owner, _ in self.waiting.values()}) == 2
 
@@ -552,8 +634,11 @@ def _passed_over(seed: int) -> int:
     history.begin(order="hybrid")
     passed_over = 0
     for _ in range(60):
-        if history.running and draw.random() < 0.35:
+        act = draw.random()
+        if history.running and act < 0.35:
             _end_one(history, draw)
+        elif history.running and act < 0.5:
+            _put_one_back(history, draw)
         else:
             history.arrive(
                 at=draw.randint(0, 1),
@@ -580,9 +665,17 @@ def _passed_over(seed: int) -> int:
 def _end_one(history: Histories, draw: random.Random) -> None:
     name = draw.choice(sorted(history.running))
     at, ticket, *_ = history.running.pop(name)
-    used = (ticket.entry.input_tokens, draw.randint(1, 60))
+    used = (ticket.had[0] + ticket.entry.input_tokens, ticket.had[1] + draw.randint(1, 60))
     history.union.finish(name, *used, history.now_s)
     history.gateways[at].finish(name, *used, history.now_s)
+    history.exchange(at)
+
+
+def _put_one_back(history: Histories, draw: random.Random) -> None:
+    name = draw.choice(sorted(history.running))
+    at, ticket, *_ = history.running[name]
+    computed = draw.choice((0, ticket.entry.input_tokens // 2, ticket.entry.input_tokens))
+    history.put_one_back(name, (ticket.had[0] + computed, ticket.had[1] + draw.choice((0, 5))))
     history.exchange(at)
 
 

@@ -28,6 +28,7 @@ import psutil
 from migrations import runner
 from ops.serving.composition import engine_options
 from ops.serving.members import run_elsewhere
+from ops.serving.supervised import divided
 from ops.settings.settings import SETTINGS, load
 from tests.support.tiny_model import save_tiny_model
 from tests.support.warm_command import WarmCommand
@@ -81,7 +82,7 @@ class Server:
     process: subprocess.Popen[bytes] | WarmCommand | None = None
     open_files: int | None = None
     """Its limit of open files; None: this process's own."""
-    adopted: WarmEngine | None = None
+    adopted: list[WarmEngine] = field(default_factory=list)
     """What was there for the server to adopt when it started last."""
 
     def start(self) -> None:
@@ -129,9 +130,9 @@ class Server:
         self.process.kill()
         self.process.wait()
 
-    def engine(self) -> psutil.Process:
+    def engine(self, number: int = 0) -> psutil.Process:
         """The engine's process."""
-        return psutil.Process(self.status()["engines"][0]["pid"])
+        return psutil.Process(self.status()["engines"][number]["pid"])
 
     def _start_engine(self, flags: list[str]) -> None:
         """The engine that a server with these flags starts, where it starts one, is there before it."""
@@ -147,7 +148,8 @@ class Server:
                 chosen[named[flag]] = value
         settings = load(chosen, config_file=file)
         if settings.engine.serve and not run_elsewhere(settings):
-            self.adopted = engine_to_adopt(engine_options(settings))
+            found = [engine_to_adopt(options) for options in divided(engine_options(settings))]
+            self.adopted = [engine for engine in found if engine is not None]
 
     def stop(self) -> None:
         """Ends it in order, and checks that it went well."""
@@ -251,8 +253,8 @@ def _kill_all(server: Server) -> None:
     if server.process is not None and server.process.poll() is None:
         server.process.kill()
         server.process.wait()
-    if server.adopted is not None:
-        server.adopted.kill()
+    for engine in server.adopted:
+        engine.kill()
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or []
         if "engine.process.server" in command and str(server.data_dir) in command:

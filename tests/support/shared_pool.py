@@ -7,7 +7,7 @@ delivered when the test says so.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -84,6 +84,8 @@ class PoolGateway:
         self.rule = rule
         self.session = PoolSession(mirror, rule, life)
         self.replicas = list(replicas)
+        self.members: dict[str, None] = {}
+        """Those that it has seen."""
         self.subscription = pool.client.pubsub(ignore_subscribe_messages=True)
         self.subscription.subscribe(codec.channel(PREFIX, pool.name, gateway_id))
         self.subscription.get_message(timeout=1.0)
@@ -145,5 +147,24 @@ class PoolGateway:
         self.session.foreseen(entry_id)
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
+        had = self._had(entry_id)
         self.mirror.finish(entry_id, input_tokens, output_tokens, now_s)
-        self.session.finished(entry_id, input_tokens, output_tokens)
+        self.session.finished(entry_id, input_tokens - had[0], output_tokens - had[1])
+
+    def put_back(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> Ticket:
+        had = self._had(entry_id)
+        rest = self.mirror.put_back(entry_id, input_tokens, output_tokens, now_s)
+        assert rest is not None
+        self.session.finished(entry_id, input_tokens - had[0], output_tokens - had[1], rest)
+        return rest
+
+    def _had(self, entry_id: str) -> tuple[int, int]:
+        ticket = self.mirror.ticket(entry_id)
+        return (0, 0) if ticket is None else ticket.had
+
+    def sees(self, replicas: Iterable[Replica], *, out: Collection[str] = ()) -> None:
+        """The replicas that serve from now on, and those that are out for all."""
+        self.replicas = list(replicas)
+        self.members |= dict.fromkeys([*(each.replica_id for each in self.replicas), *out])
+        for replica_id in self.members:
+            self.session.member(replica_id, is_out=replica_id in out)

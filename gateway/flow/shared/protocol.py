@@ -12,7 +12,7 @@ Waits are sent as durations: the pool's clock is the Redis server's, and those o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -21,6 +21,7 @@ from msgspec import structs
 from engine.entry import cost_of
 from engine.messages import TenantShare
 from engine.scheduling.brakes import Brakes
+from engine.scheduling.order.recent import Recent
 from gateway.flow.controller import Dispatch, InFlight, QueueFull, Ticket
 from gateway.flow.shared import codec
 from gateway.flow.shared.codec import GivenTurn, PoolRule
@@ -31,6 +32,8 @@ from gateway.flow.window import NUM_RANKS, Replica
 BROKEN_AFTER = 3
 """Refusals in a row after which nothing of the pool is relied on any more."""
 EVERY_EPOCH = "any"
+MOST_MEMBERS = 256
+"""Replicas that are remembered, those that have left included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +63,8 @@ class PoolNews:
 class PoolSession:
     """One gateway's part of the conversation. Not for several threads."""
 
-    def __init__(
-        self, mirror: Mirror, rule: PoolRule, life: int, replica_names: Mapping[str, str] | None = None
-    ) -> None:
-        """`life`: unique among processes of this gateway id; `replica_names`: replica ids in the pool."""
+    def __init__(self, mirror: Mirror, rule: PoolRule, life: int) -> None:
+        """`life`: unique among processes of this gateway id."""
         self.mirror = mirror
         self.rule = rule
         self.queued = [0] * 6
@@ -71,16 +72,20 @@ class PoolSession:
         self.refusals = 0
         """Consecutive messages that Redis rejected, or answered unreadably."""
         self._life = life
-        self._names = dict(replica_names or {})
-        self._own_names = {shared: own for own, shared in self._names.items()}
         self._epoch = ""
         self._number = 0
         self._belongs = False
         self._has_engine = False
         self._told: set[str] = set()
-        self._sizes: dict[str, Replica] = {}
-        self._offers: dict[str, frozenset[str]] = {}
-        self._acts: list[list[Any] | Ticket] = []
+        self._sizes: Recent[Replica] = Recent(MOST_MEMBERS)
+        self._kinds: dict[str, tuple[frozenset[str], str]] = {}
+        self._out_of_rotation: Recent[bool] = Recent(MOST_MEMBERS)
+        self._unsaid: Recent[bool] = Recent(MOST_MEMBERS)
+        """Of these, what the pool does not know yet."""
+        self._turns: dict[str, int] = {}
+        """The number of the last turn of each request that runs, or waits again."""
+        self._acts: list[list[Any]] = []
+        """With the ticket in place of what is said about it."""
         self._progress: dict[str, tuple[int, int]] = {}
         self._foreseen: dict[str, int] = {}
         """Predicted output of running requests that the pool does not know yet."""
@@ -112,7 +117,9 @@ class PoolSession:
     @property
     def has_news(self) -> bool:
         return (
-            not self._belongs or self._out is not None or bool(self._acts or self._progress or self._foreseen)
+            not self._belongs
+            or self._out is not None
+            or bool(self._acts or self._progress or self._foreseen or len(self._unsaid))
         )
 
     @property
@@ -121,13 +128,21 @@ class PoolSession:
 
     def sees_others(self, replicas: Sequence[Replica]) -> bool:
         """These replicas, or what they can do, differ from those last sent."""
-        return {replica.replica_id: replica.offers for replica in replicas} != self._offers
+        return _kinds(replicas) != self._kinds
+
+    def member(self, replica_id: str, *, is_out: bool) -> None:
+        """A replica was drained or has left (`is_out`), or it was resumed or has joined; said once."""
+        if self._out_of_rotation.get(replica_id) is not is_out:
+            for memory in (self._out_of_rotation, self._unsaid):
+                memory.note(replica_id, is_out)
+            self._is_urgent = True
 
     def arrived(self, ticket: Ticket) -> None:
-        self._acts.append(ticket)
+        self._acts.append(["arrive", ticket.entry.entry_id, ticket])
         self._is_urgent = True
 
     def left(self, entry_id: str) -> None:
+        self._turns.pop(entry_id, None)
         self._acts.append(["cancel", entry_id])
 
     def moved(self, ticket: Ticket) -> None:
@@ -151,11 +166,19 @@ class PoolSession:
         if flight is not None:
             self._foreseen[entry_id] = flight.predicted_output_tokens
 
-    def finished(self, entry_id: str, input_tokens: int, output_tokens: int) -> None:
+    def finished(
+        self, entry_id: str, input_tokens: int, output_tokens: int, rest: Ticket | None = None
+    ) -> None:
+        """What it had since its last turn. `rest` of it was put back."""
         self._progress.pop(entry_id, None)
         self._foreseen.pop(entry_id, None)
         cost = cost_of(input_tokens, output_tokens)
-        self._acts.append(["finish", entry_id, cost])
+        if rest is None:
+            self._turns.pop(entry_id, None)
+            self._acts.append(["finish", entry_id, cost])
+        else:
+            self._acts.append(["put_back", entry_id, cost, rest])
+            self._is_urgent = True
 
     def _had(self, tenant_id: str, amount: int) -> None:
         """A tenant had service: sent with the next message, not by itself."""
@@ -174,7 +197,7 @@ class PoolSession:
         for replica_id, life in engines:
             serials = [self.mirror.serial(replica_id, life, tenant_id, rank) for rank in range(NUM_RANKS)]
             if any(serials):
-                found[self._shared(replica_id)] = [life, *serials]
+                found[replica_id] = [life, *serials]
         return found
 
     def _ordered(self, name: str) -> None:
@@ -205,9 +228,14 @@ class PoolSession:
         passage: codec.Joining | str | None = "leaves" if leaves else None
         acts: list[list[Any]] = []
         self._told = {replica.replica_id for replica in replicas}
-        self._sizes |= {replica.replica_id: replica for replica in replicas}
-        offers = {replica.replica_id: replica.offers for replica in replicas}
-        has_other_offers, self._offers = offers != self._offers, offers
+        sees_others, self._kinds = self.sees_others(replicas), _kinds(replicas)
+        if sees_others or not self._belongs:
+            acts.append(["lives", {replica.replica_id: replica.life for replica in replicas}])
+        for replica in replicas:
+            known = self._sizes.get(replica.replica_id)
+            if known is not None and known.life != replica.life:
+                acts.append(["member", replica.replica_id, True, known.life])
+            self._sizes.note(replica.replica_id, replica)
         if not self._belongs:
             self._life += 1
             self._number = 0
@@ -215,7 +243,10 @@ class PoolSession:
             brakes = _shares(self.mirror.brakes)
             returns = bool(self._epoch) or self.is_broken
             passage = codec.Joining(self.rule, self.mirror.order_name, brakes, returns)
-            acts = [
+            acts += [
+                ["member", each, True] for each in self._out_of_rotation if self._out_of_rotation.get(each)
+            ]
+            acts += [
                 ["run", flight.ticket.entry.entry_id, self._about_running(flight, now_s)]
                 for flight in self.mirror.in_flight()
             ]
@@ -226,14 +257,16 @@ class PoolSession:
                 if had
             ]
             waiting = self.mirror.tickets() if replicas else ()
-            ranked = sorted(waiting, key=lambda ticket: ticket.entry.arrived_s)
-            acts += [self._arrive(ticket, now_s) for ticket in ranked]
-            self._confirmed = []
+            # Of those that were put back the last one stands first.
+            ranked = sorted(waiting, key=lambda each: (each.before is not None, each.entry.arrived_s))
+            acts += [["arrive", each.entry.entry_id, self._about(each, now_s)] for each in ranked]
+            self._confirmed, self._turns = [], {}
         else:
-            # First, so that no turn is given by what replicas could do before.
-            acts = [
+            # First, so that no turn is given by the members, or by what they could do, before.
+            acts += [["member", each, self._unsaid.get(each)] for each in self._unsaid]
+            acts += [
                 ["unfit", ticket.entry.entry_id, self._unfit(ticket)]
-                for ticket in (self.mirror.tickets() if has_other_offers else ())
+                for ticket in (self.mirror.tickets() if sees_others else ())
                 if ticket.needs
             ]
             acts += [
@@ -243,16 +276,12 @@ class PoolSession:
             acts += [["lift", *lifted, amount] for lifted, amount in self._lifts.items()]
             acts += [["progress", entry_id, *said] for entry_id, said in self._progress.items()]
             acts += [["foresee", entry_id, tokens] for entry_id, tokens in self._foreseen.items()]
-            acts += [
-                self._arrive(act, now_s) if isinstance(act, Ticket) else act
-                for act in self._acts
-                if self._has_engine or not isinstance(act, Ticket)
-            ]
+            acts += [said for act in self._acts if (said := self._said(act, now_s))]
         self._number += 1
-        named = [replace(replica, replica_id=self._shared(replica.replica_id)) for replica in replicas]
-        packed = codec.message(named, self._confirmed, acts, passage)
+        packed = codec.message(replicas, self._confirmed, acts, passage)
         self._acts, self._progress, self._foreseen, self._confirmed = [], {}, {}, []
         self._served, self._serials, self._lifts = {}, {}, {}
+        self._unsaid = Recent(MOST_MEMBERS)
         self._is_urgent = False
         # Gateways that are refused at the same time delete once: who is late does not know the new epoch.
         # Where that was not enough, this gateway may have missed an epoch, and deletes whatever is there.
@@ -312,16 +341,17 @@ class PoolSession:
         """The new turns in order, each with its tenant's counter. Turns are repeated until confirmed."""
         heard: list[Dispatch] = []
         for turn in sorted(turns, key=attrgetter("number")):
-            if turn.life != self._life:
+            # One that was put back has had this turn; if it comes late, it is not the next one.
+            if turn.life != self._life or turn.number <= self._turns.get(turn.entry_id, 0):
                 continue
             if turn.entry_id not in self._confirmed:
                 self._confirmed.append(turn.entry_id)
-            replica_id = self._own_names.get(turn.replica_id, turn.replica_id)
-            # Not waiting: the turn was applied already, or the request left, which the pool will learn.
-            dispatch = self.mirror.admit(
-                turn.entry_id, self._sizes[replica_id], turn.rank, now_s, reason=_reason(turn)
-            )
+            replica = self._sizes.get(turn.replica_id)
+            assert replica is not None, "a turn goes to a replica that was sent"
+            # Not waiting: the request left, which the pool will learn.
+            dispatch = self.mirror.admit(turn.entry_id, replica, turn.rank, now_s, reason=_reason(turn))
             if dispatch is not None:
+                self._turns[turn.entry_id] = turn.number
                 raised = turn.falls * codec.FALL
                 views = {
                     "counter": turn.place_counter + raised,
@@ -333,18 +363,22 @@ class PoolSession:
         return heard
 
     def _is_ordering(self) -> bool:
-        return any(isinstance(act, list) and act[0] == "order" for act in self._acts)
+        return any(act[0] == "order" for act in self._acts)
 
-    def _shared(self, replica_id: str) -> str:
-        return self._names.get(replica_id, replica_id)
-
-    def _arrive(self, ticket: Ticket, now_s: float) -> list[Any]:
-        return ["arrive", ticket.entry.entry_id, self._about(ticket, now_s)]
+    def _said(self, act: list[Any], now_s: float) -> list[Any]:
+        """Without an engine nothing waits in the pool, and what was put back has ended there."""
+        *words, ticket = act
+        if not isinstance(ticket, Ticket):
+            return act
+        if self._has_engine:
+            return [*words, self._about(ticket, now_s)]
+        return ["finish", *words[1:]] if words[0] == "put_back" else []
 
     def _unfit(self, ticket: Ticket) -> dict[str, bool]:
-        """The replicas of this gateway that cannot do what a request needs, by their shared names."""
-        unfit = [replica_id for replica_id, offers in self._offers.items() if not ticket.needs <= offers]
-        return dict.fromkeys(map(self._shared, unfit), True)
+        """The replicas of this gateway that cannot do what a request needs."""
+        return {
+            replica_id: True for replica_id, (offers, _) in self._kinds.items() if not ticket.needs <= offers
+        }
 
     def _about(self, ticket: Ticket, now_s: float) -> dict[str, Any]:
         entry = ticket.entry
@@ -360,14 +394,14 @@ class PoolSession:
             "predicted": entry.predicted_output_tokens,
             "rate": ticket.reserved_cost_per_s,
             "reserved_tier": ticket.reserved_tier,
-            "cached": {self._shared(replica_id): tokens for replica_id, tokens in cached.items()},
+            "cached": cached,
             "unfit": self._unfit(ticket),
             "waited_us": max(0, round((now_s - entry.arrived_s) * 1e6)),
-        }
+        } | ({} if ticket.before is None else {"front": True})
 
     def _about_running(self, flight: InFlight, now_s: float) -> dict[str, Any]:
         running = {
-            "replica": self._shared(flight.replica_id),
+            "replica": flight.replica_id,
             "rank": flight.tier,
             "reserved": flight.by_reservation,
             "is_long": flight.is_long,
@@ -378,6 +412,10 @@ class PoolSession:
             "kv_now": flight.kv_tokens,
         }
         return self._about(flight.ticket, now_s) | {"running": running}
+
+
+def _kinds(replicas: Sequence[Replica]) -> dict[str, tuple[frozenset[str], str]]:
+    return {replica.replica_id: (replica.offers, replica.life) for replica in replicas}
 
 
 def _shares(brakes: Brakes) -> list[float]:

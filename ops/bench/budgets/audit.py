@@ -32,7 +32,7 @@ from typing import Any
 import httpx
 import psycopg
 import redis
-from psycopg.rows import dict_row
+import sqlalchemy
 
 from engine.client.client import EngineClient, EngineUnavailable
 from ops.bench.budgets.testbed import BudgetTenant, Testbed
@@ -41,12 +41,14 @@ from ops.sandbox.page_check import PageSums, page_sums
 from ops.sandbox.server import until
 from ops.sandbox.usage_check import usage_differences
 from tenants.errors import DatabaseUnavailable
+from tenants.storage.database import open_database
 
 KEYS = ("overshoot_tokens", "drift_tokens", "double_charges", "leaked_holds", "cancel_error_tokens")
 AUDITOR = "contract-auditor"
 IDLE_S = 25.0
 MAX_EXAMPLES = 5
 SNAPSHOT_S = 5.0
+COUNTED = ("charged_tokens", "uncertain_tokens", "unseen_tokens")
 COLUMNS = ("request_id", "tenant_id", "kind", "input_tokens", "output_tokens", "counted_input",
            "counted_output")  # fmt: skip
 
@@ -248,7 +250,7 @@ async def gather(
 
     await until(has_ended, IDLE_S)
     emitted, left = await witness.look(pid)
-    rows = await asyncio.to_thread(_rows, testbed.postgres.url, ids)
+    rows = await ledger_rows(testbed.postgres.url, ids)
     stored = await asyncio.to_thread(_stored, testbed.redis.url, ids)
     try:
         async with testbed.living().operator() as client:
@@ -272,10 +274,14 @@ def _open_requests(url: str, tenant_ids: Collection[str]) -> int:
     return int(row[0])
 
 
-def _rows(url: str, tenant_ids: Collection[str]) -> list[AuditedRow]:
-    query = "SELECT * FROM ledger WHERE tenant_id = ANY(%s) ORDER BY id"
-    with psycopg.connect(url, connect_timeout=10, row_factory=dict_row) as connection:
-        return [_row(row) for row in connection.execute(query, [list(tenant_ids)])]
+async def ledger_rows(url: str, tenant_ids: Collection[str]) -> list[AuditedRow]:
+    """Of any database. Raises `DatabaseUnavailable`."""
+    database, query = open_database(url), sqlalchemy.text("SELECT * FROM ledger ORDER BY id")
+    try:
+        rows = await database.read(lambda connection: connection.execute(query).mappings().all())
+    finally:
+        await database.close()
+    return [_row(dict(row)) for row in rows if row["tenant_id"] in tenant_ids]
 
 
 def _row(row: Mapping[str, Any]) -> AuditedRow:

@@ -13,18 +13,19 @@ from typing import Any
 import click
 
 from engine.client.client import EngineUnavailable
-from ops.bench.budgets.audit import KEYS, Witness, gather, judge
+from ops.bench.budgets.audit import COUNTED, KEYS, Witness, gather, judge
 from ops.bench.budgets.scenarios import BudgetScenario, Question, ScenarioContext, questions, scenarios
 from ops.bench.budgets.testbed import ScenarioFailed, Testbed, open_testbed
 from ops.bench.common.attempts import TIMEOUT_S
 from ops.bench.common.http_client import LoadHttpClient
+from ops.bench.survive import run as survive
 from ops.reporting import Report, cell
 from ops.sandbox.server import ServerFailed
 
 SCENARIO_S = 60.0
 NOTED = ("tokens_per_s", "served", "refused", "cut", "left", "replays", "serving_again_s", "uncertain_tokens",
-         "unseen_tokens", "pages")  # fmt: skip
-COUNTED = ("charged_tokens", "uncertain_tokens", "unseen_tokens")
+         "unseen_tokens", "pages", "instants", "streams", "moves", "broken_streams", "other_streams",
+         "pause_p50_s", "pause_max_s")  # fmt: skip
 
 Progress = Callable[[str, int, int], None]
 """Called with the current activity, the number of ended scenarios and of all."""
@@ -33,17 +34,18 @@ Progress = Callable[[str, int, int], None]
 @dataclass(frozen=True, slots=True)
 class BudgetBenchOptions:
     names: Sequence[str] = ()
-    """Shell patterns; none: all."""
+    """Shell patterns; none: all but `survive-*`."""
     gateways: Sequence[int] = (1, 2, 4)
     concurrency: Sequence[int] = (50, 500)
+    instants: int = 200
 
 
 def chosen(options: BudgetBenchOptions) -> list[BudgetScenario]:
     """The scenarios to run. Raises `ValueError` for a name that fits none."""
     everything = scenarios(options.gateways, options.concurrency)
     for name in options.names:
-        if not any(fnmatch(scenario.name, name) for scenario in everything):
-            known = ", ".join(scenario.name for scenario in everything)
+        if not survive.chosen([name]) and not any(fnmatch(each.name, name) for each in everything):
+            known = ", ".join([each.name for each in everything] + [each.name for each in survive.SCENARIOS])
             raise ValueError(f"no scenario {name!r}; there are: {known}")
     names = options.names or ("*",)
     return [scenario for scenario in everything if any(fnmatch(scenario.name, name) for name in names)]
@@ -55,6 +57,18 @@ async def run(options: BudgetBenchOptions, progress: Progress) -> dict[str, Any]
     # Some scenarios kill the engine on purpose.
     logging.getLogger("fairgate.engine.client").setLevel(logging.ERROR)
     begun_s = time.monotonic()
+    rows: list[dict[str, Any]] = []
+    if selected:
+        rows += await _budgets(selected, progress)
+    rows += await survive.run(survive.chosen(options.names), options.instants, progress)
+    return {
+        "scenarios": rows,
+        "seconds": round(time.monotonic() - begun_s, 1),
+        "ok": all(row["ok"] for row in rows),
+    }
+
+
+async def _budgets(selected: Sequence[BudgetScenario], progress: Progress) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     total = len(selected)
     async with open_testbed(lambda activity: progress(activity, 0, total)) as testbed:
@@ -69,11 +83,7 @@ async def run(options: BudgetBenchOptions, progress: Progress) -> dict[str, Any]
         finally:
             client.close()
             await witness.close()
-    return {
-        "scenarios": rows,
-        "seconds": round(time.monotonic() - begun_s, 1),
-        "ok": all(row["ok"] for row in rows),
-    }
+    return rows
 
 
 async def _one(

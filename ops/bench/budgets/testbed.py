@@ -35,50 +35,17 @@ class ScenarioFailed(Exception):
 
 
 @dataclass
-class Testbed:
+class Gateways:
+    """Servers of one installation, each killable."""
+
     directory: Path
-    postgres: Service
-    redis: Service
-    engine_options: Mapping[str, Any] = field(default_factory=dict)
     arguments: Sequence[str] = ()
     servers: list[LocalServer] = field(default_factory=list)
-    engine: asyncio.subprocess.Process | None = None
     _gateways: list[contextlib.AsyncExitStack] = field(default_factory=list)
-
-    @property
-    def engine_address(self) -> str:
-        return f"ipc://{self.directory}/engine.sock"
 
     @property
     def model(self) -> str:
         return self.servers[0].model
-
-    async def start_engine(self) -> None:
-        options = EngineOptions(
-            model_dir=SHIPPED_MODEL,
-            address=self.engine_address,
-            data_dir=self.directory / "engine",
-            num_blocks=KV_BLOCKS,
-            threads=1,
-            orphan_s=30.0,
-            **{"max_sequences": MAX_SEQUENCES, **self.engine_options},
-        )
-        options.data_dir.mkdir(exist_ok=True)
-        with (self.directory / "engine.log").open("ab") as log:
-            self.engine = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "engine.process.server", *options.arguments()),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                process_group=0,
-            )
-
-    async def kill_engine(self) -> None:
-        assert self.engine is not None
-        if self.engine.returncode is None:
-            self.engine.kill()
-        await self.engine.wait()
 
     async def start_gateways(self, count: int) -> None:
         while len(self.servers) < count:
@@ -96,10 +63,12 @@ class Testbed:
         return local_server(data_dir, arguments=self._arguments())
 
     def _arguments(self) -> list[str]:
-        arguments = ["--database-url", self.postgres.url, "--redis-url", self.redis.url]
-        arguments += ["--engine-address", self.engine_address, *priced(SHIPPED_MODEL)]
-        arguments += ["--gateway-stale", str(STALE_S), "--gateway-lease", str(LEASE_S)]
-        return [*arguments, "--gateway-drain", "1", *QUIET, *self.arguments]
+        return [*QUIET, *self.arguments]
+
+    async def close(self) -> None:
+        for gateway in reversed(self._gateways):
+            with contextlib.suppress(ServerFailed):
+                await gateway.aclose()
 
     def living(self) -> LocalServer:
         """A gateway that was not killed. Raises `ScenarioFailed`."""
@@ -158,6 +127,56 @@ class Testbed:
                     raise ScenarioFailed("a gateway did not learn of a new tenant within 10 s")
 
 
+@dataclass
+class Testbed(Gateways):
+    postgres: Service = field(kw_only=True)
+    redis: Service = field(kw_only=True)
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    engine: asyncio.subprocess.Process | None = None
+
+    @property
+    def engine_address(self) -> str:
+        return f"ipc://{self.directory}/engine.sock"
+
+    async def start_engine(self) -> None:
+        options = EngineOptions(
+            model_dir=SHIPPED_MODEL,
+            address=self.engine_address,
+            data_dir=self.directory / "engine",
+            num_blocks=KV_BLOCKS,
+            threads=1,
+            orphan_s=30.0,
+            **{"max_sequences": MAX_SEQUENCES, **self.engine_options},
+        )
+        options.data_dir.mkdir(exist_ok=True)
+        with (self.directory / "engine.log").open("ab") as log:
+            self.engine = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "engine.process.server", *options.arguments()),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                process_group=0,
+            )
+
+    async def kill_engine(self) -> None:
+        assert self.engine is not None
+        if self.engine.returncode is None:
+            self.engine.kill()
+        await self.engine.wait()
+
+    def _arguments(self) -> list[str]:
+        arguments = shared_stores(self.postgres, self.redis)
+        arguments += ["--engine-address", self.engine_address, *priced(SHIPPED_MODEL)]
+        return [*arguments, *super()._arguments()]
+
+
+def shared_stores(postgres: Service, redis: Service) -> list[str]:
+    """Arguments of gateways that share them, where a dead one is found out within seconds."""
+    arguments = ["--database-url", postgres.url, "--redis-url", redis.url, "--gateway-drain", "1"]
+    return [*arguments, "--gateway-stale", str(STALE_S), "--gateway-lease", str(LEASE_S)]
+
+
 @dataclass(frozen=True, slots=True)
 class BudgetTenant:
     """A tenant that is charged; `meter` and `amount` are those of its budget, if it has one."""
@@ -186,7 +205,7 @@ async def open_testbed(
         closing.callback(postgres.stop)
         redis = start_redis()
         closing.callback(redis.stop)
-        testbed = Testbed(directory, postgres, redis, engine_options, arguments)
+        testbed = Testbed(directory, arguments, postgres=postgres, redis=redis, engine_options=engine_options)
         try:
             progress("starting the engine and the first gateway")
             await testbed.start_engine()
@@ -194,8 +213,6 @@ async def open_testbed(
             await testbed.ready()
             yield testbed
         finally:
-            for gateway in reversed(testbed._gateways):
-                with contextlib.suppress(ServerFailed):
-                    await gateway.aclose()
+            await testbed.close()
             if testbed.engine is not None:
                 await testbed.kill_engine()

@@ -93,15 +93,17 @@ async def ask_once(
     url: str,
     ask: ClientRequest,
     on_token: Callable[[ClientAttempt], None] | None = None,
+    on_chunk: Callable[[dict[str, Any]], None] | None = None,
 ) -> ClientAttempt:
-    """One attempt; never raises for a server's failure. `on_token` is called at each delivery."""
+    """One attempt; never raises for a server's failure. `on_token` is called at each delivery, `on_chunk`
+    with each event of a stream."""
     answer = ClientAttempt(ask.tenant_id, idempotency_key=ask.idempotency_key)
     headers = {"authorization": f"Bearer {ask.key}"}
     if ask.idempotency_key:
         headers["idempotency-key"] = ask.idempotency_key
     body = dict(ask.body)
     if body.get("stream"):
-        body |= {"logprobs": True, "stream_options": {"include_usage": True}}
+        body = {"logprobs": True, "stream_options": {"include_usage": True}} | body
     try:
         async with (
             asyncio.timeout(ask.leave_after_s),
@@ -112,6 +114,8 @@ async def ask_once(
                 _read_whole(answer, await reply.read())
             else:
                 async for line in reply.lines():
+                    if on_chunk is not None and line.startswith("data: {"):
+                        on_chunk(json.loads(line.removeprefix("data: ")))
                     if take_line(answer, line, time.monotonic()) and on_token is not None:
                         on_token(answer)
                     if answer.delivered_tokens >= (ask.leave_after_tokens or math.inf):

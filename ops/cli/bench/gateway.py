@@ -31,6 +31,7 @@ from ops.cli.bench.options import (
 )
 @listed("--gateways", metavar="N,…", default="1,2,4", parse=counts_given, help="For bursts.")
 @listed("--concurrency", metavar="N,…", default="50,500", parse=counts_given, help="For bursts.")
+@whole("--instants", least=1, most=10_000, default=200, help="For survive-*.")
 @JSON_FILE_OPTION
 def contract(json_file: Path | None, **given: Any) -> None:
     """Budgets through bursts, crashes, cancellations and retries, audited from outside.
@@ -39,12 +40,17 @@ def contract(json_file: Path | None, **given: Any) -> None:
     Starts its own PostgreSQL, Redis, engine and gateways, drives clients at hard limits and kills -9 what it
     started; then compares ledger, Redis, the engine's own count and what clients received. Some minutes; all
     of it goes away again. Scenarios: rate, burst-CLIENTSxGATEWAYS-{max,open}-{stream,plain}, disconnects,
-    retries, kill-{gateway,engine,redis,postgres,both}, suspension-under-load. Ends with 1 where a required
+    retries, kill-{gateway,engine,redis,postgres,both}, suspension-under-load; only where they are named (an
+    hour) survive-{kill,drain,two-kills,gateway,two-gateways}: streams of every kind over two engines, which
+    are killed or drained at random instants, beside the undisturbed ones. Ends with 1 where a required
     figure is not met.
     --json answers:
       {"scenarios": [{"scenario": "burst-50x2-open-stream", "gateways": 2, "overshoot_tokens": 0,
        "drift_tokens": 0, "double_charges": 0, "leaked_holds": 0, "cancel_error_tokens": 0,
-       "admitted_of_admissible": 0.99, "charged_tokens": 1460, "broken": [], "ok": true, …}, …],
+       "admitted_of_admissible": 0.99, "charged_tokens": 1460, "broken": [], "ok": true, …},
+       {"scenario": "survive-kill", "instants": 200, "streams": 2200, "moves": 610, "broken_streams": 0,
+       "other_streams": 0, "double_charges": 0, "overshoot_tokens": 0, "drift_tokens": 0, "leaked_holds": 0,
+       "pause_p50_s": 0.1, "pause_max_s": 0.6, "broken": [], "ok": true, …}, …],
        "seconds": 412.0, "ok": true}
     """
     from rich.console import Console

@@ -55,6 +55,7 @@ def engine(context: click.Context, model: str | None, address: str | None, engin
         options = replace(
             engine_options(settings),
             engine_id=engine_id,
+            count=1,
             address=address or engine_address(settings.data_dir, engine_id),
             data_dir=Path(settings.data_dir),
         )

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ops.serving.serve import Started
 
 ALREADY_COMMON = {"data_dir", "database_url"}
-SHORT_FLAGS = {"engine.context": "--context"}
-"""Further flags of settings that messages ask to be set."""
+SHORT_FLAGS = {"engine.context": "--context", "engine.count": "--engines"}
+"""Further flags of settings that messages and pages ask to be set."""
 
 
 def _option(row: SettingInfo) -> click.Option:

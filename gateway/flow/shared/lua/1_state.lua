@@ -3,7 +3,8 @@
 -- KEYS, all in the slot of {pool}:
 --   1 meta      hash: epoch, order, rule, brakes (a share by rank), knobs (of the
 --               control loop, see ../control.lua), and numbers that count up (seq, begun, turns, falls, queued1..6,
---               kv, served, began0..2); busy: 1 while a call works, and after one that failed
+--               kv, served, fronts, began0..2); members (MessagePack, see below); busy: 1 while a call works, and
+--               after one that failed
 --   2 tenants   hash: tenant id -> counter, lifts, requests that wait by place, reservation (MessagePack)
 --   3 tickets   hash: request id -> a request that waits or runs (MessagePack)
 --   4 lines     sorted by name: place, tenant, arrival, request id; the lines of waiting requests
@@ -14,6 +15,11 @@
 --   9 owned     sorted by name: gateway, request id; what leaves with a gateway
 --  10 outbox    sorted by name: gateway, request id; turns that their gateway has not confirmed
 --  11-16        sorted sets: the tenants that wait in a place, by their standing there
+-- Members: a gateway's request goes only to replicas of its gateway's own list, and to none that is out. A gateway that
+-- learns that a replica is out (drained, left) or that a life of it is (its engine was replaced) says so first in its
+-- next message. From that epoch on nothing is dispatched there for any gateway, whatever it listed (of a life: for those
+-- that know the replica in that life), until a gateway says that it is back (resumed, joined), or the one that said so
+-- is gone or begins another life: who joins says what is out. The link of one gateway is no matter of the others.
 -- A place is a tier's lane: 2 * tier + lane + 1, with lane 0 for ordinary requests and 1 for long ones.
 -- Counters are integers below 2^53, which doubles hold exactly. Records are read once and written at the end.
 
@@ -122,6 +128,9 @@ local promised = meta.rule and cmsgpack.unpack(meta.rule)
 -- What an operator lets tiers hold, by rank; 1: all (engine/scheduling/brakes.py).
 local brakes = meta.brakes and cmsgpack.unpack(meta.brakes) or {1, 1, 1}
 
+-- The members' epoch, and by what is out (a replica, or one life of it) {epoch, gateway that said so, its life}.
+local members = meta.members and cmsgpack.unpack(meta.members) or {epoch = 0, out = {}}
+
 local function is_braked(rank)
   return brakes[rank + 1] < 1
 end
@@ -181,6 +190,16 @@ local loads = records(K.loads, function()
   return {sequences = {0, 0, 0}, kv = {0, 0, 0}, long_sequences = {0, 0, 0}, long_kv = {0, 0, 0}, live = {}}
 end)
 local gateways = records(K.gateways)
+
+local function life_of(replica_id, life)
+  return replica_id .. SEPARATOR .. (life or '')
+end
+
+local function is_out(what)
+  local said = members.out[what]
+  local by = said and gateways.get(said[2])
+  return by and by.life == said[3]
+end
 
 local function flush()
   tenants.flush()

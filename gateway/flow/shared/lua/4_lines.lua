@@ -1,6 +1,7 @@
 -- The lines of waiting requests. In each place the order between tenants is the pool's: vtc and hybrid (the smallest
 -- counter; engine/scheduling/order/vtc.py) or fcfs (the earliest arrival). A tenant's own go by arrival; with hybrid
--- the one with the highest response ratio goes next (hrrn.py), of the first MOST_COMPARED of its line.
+-- the one with the highest response ratio goes next (hrrn.py), of the first MOST_COMPARED of its line. What was put back
+-- (`front`, a number) stands before all that was not, the last one first.
 
 local function line_of(place, tenant_id)
   return place .. SEPARATOR .. tenant_id .. SEPARATOR
@@ -8,6 +9,9 @@ end
 
 local function member_of(ticket, id)
   local at = string.format('%017.0f%013.0f', ticket.arrived_us, ticket.number)
+  if ticket.front then
+    at = string.format('-%013.0f', 10 ^ 12 - ticket.front) -- sorts before digits
+  end
   return line_of(ticket.place, ticket.tenant) .. at .. SEPARATOR .. id
 end
 
@@ -38,6 +42,23 @@ end
 
 local MOST_COMPARED, CLASSES_PER_DOUBLING = 64, 4
 
+local function class_of(ticket)
+  local size = math.max(1, ticket.cost - rule.output_cost * ticket.predicted)
+  return math.floor(CLASSES_PER_DOUBLING * math.log(size) / math.log(2)), size
+end
+
+-- Since when (by `served`) one that was put back has waited: as before it ran, and no less than the first of its size,
+-- which it stands before.
+local function joined_at_front(ticket, joined)
+  for _, id in ipairs(firsts_in(ticket.place, ticket.tenant, MOST_COMPARED)) do
+    local other = tickets.need(id)
+    if class_of(other) == class_of(ticket) then
+      return math.min(joined, other.joined)
+    end
+  end
+  return joined
+end
+
 -- The tenant's next in a place: of requests of about the same size the first, of those the one that others were
 -- served most meanwhile, for its size. Of all that wait there, or of those that asked for `tier`.
 local function next_of(place, tenant_id, tier)
@@ -48,8 +69,7 @@ local function next_of(place, tenant_id, tier)
   local best, highest, seen = nil, -1, {}
   for _, id in ipairs(firsts_in(place, tenant_id, MOST_COMPARED, tier)) do
     local ticket = tickets.need(id)
-    local size = math.max(1, ticket.cost - rule.output_cost * ticket.predicted)
-    local class = math.floor(CLASSES_PER_DOUBLING * math.log(size) / math.log(2))
+    local class, size = class_of(ticket)
     if not seen[class] then
       seen[class] = true
       local ratio = math.max(0, clock - math.max(ticket.joined or 0, since)) / size
@@ -66,7 +86,8 @@ local function standing(tenant_id, tenant, place)
   if is_fair() then
     return counter_in(tenant, place)
   end
-  return tickets.need(first_of(place, tenant_id)).arrived_us
+  local first = tickets.need(first_of(place, tenant_id))
+  return first.front and -first.front or first.arrived_us
 end
 
 -- The next request of a place, nil where none waits: of the tenants with the lowest standing the one whose
@@ -156,14 +177,15 @@ local function lower(tenant, place, to)
   end
 end
 
--- `first`: the first request of the place (nil: none).
-local function join_line(id, ticket, first, has_aged)
+-- `first`: the first request of the place (nil: none). `back_since`: it was put back, and had joined at that time (by
+-- `served`): its tenant was not idle.
+local function join_line(id, ticket, first, has_aged, back_since)
   local place, tenant_id = ticket.place, ticket.tenant
   local tenant = tenants.get(tenant_id)
   if tenant.count[place] == 0 then
     local other_place = place_of(band_of(place), 1 - lane_of(place))
     local other = not first and head(other_place)
-    if is_fair() then
+    if is_fair() and not back_since then
       lift(tenant, place, first, other, other_place)
     end
     if has_aged and (first or other) then
@@ -173,7 +195,7 @@ local function join_line(id, ticket, first, has_aged)
   end
   count(tenant, ticket, 1)
   tenants.put(tenant_id, tenant)
-  ticket.joined = number_of('served')
+  ticket.joined = back_since and joined_at_front(ticket, back_since) or number_of('served')
   tickets.put(id, ticket)
   redis.call('ZADD', K.lines, 0, member_of(ticket, id))
   redis.call('ZADD', standing_key(place), standing(tenant_id, tenant, place), tenant_id)
@@ -206,7 +228,7 @@ local function set_order(name)
     local firsts = {}
     for _, tenant_id in ipairs(redis.call('ZRANGE', standing_key(place), 0, -1)) do
       local first = tickets.need(first_of(place, tenant_id))
-      firsts[#firsts + 1] = {first.arrived_us, first.number, tenant_id}
+      firsts[#firsts + 1] = {first.front and -first.front or first.arrived_us, first.number, tenant_id}
     end
     table.sort(firsts, function(one, other)
       return one[1] < other[1] or (one[1] == other[1] and one[2] < other[2])

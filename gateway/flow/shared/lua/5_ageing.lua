@@ -46,9 +46,9 @@ local function follow_ageing()
 end
 
 -- A request stands in its band and lane from now on.
-local function stand(id, ticket, first, has_aged)
+local function stand(id, ticket, first, has_aged, back_since)
   tickets.put(id, ticket)
-  join_line(id, ticket, first, has_aged)
+  join_line(id, ticket, first, has_aged, back_since)
   watch_ageing(id, ticket)
 end
 

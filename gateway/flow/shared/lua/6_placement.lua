@@ -118,8 +118,12 @@ local function lane_has_room(settings, replica, ticket, rank, sequences, kv)
     and (of_kv == 1 or kv + ticket.kv <= replica.kv_tokens * of_kv)
 end
 
--- It can do what the request needs, and the request's tier, by its brake, and its lane may hold this much more of it.
+-- It is not out, can do what the request needs, and the request's tier, by its brake, and its lane may hold this much more of it.
 local function may_hold(replica, ticket, rank, lane, is_promised)
+  local lives = gateways.need(ticket.gateway).lives
+  if is_out(replica.id) or is_out(life_of(replica.id, lives[replica.id])) then
+    return false
+  end
   if ticket.unfit and ticket.unfit[replica.id] then
     return false
   end

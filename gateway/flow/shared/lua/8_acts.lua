@@ -69,17 +69,19 @@ local function new_ticket(about)
   }
 end
 
--- Queues a request.
-function acts.arrive(id, about)
+-- Queues a request. `about.front`: it ran before and was put back to the head of its tenant's line; `joined`: when it
+-- had joined that, if known.
+function acts.arrive(id, about, joined)
   if tickets.get(id) then
     return
   end
   local tenant = tenants.get(about.tenant)
-  local is_joining = gateways.get(own).is_joining
-  if not is_joining and refusal(id, tenant) then
+  local back_since = about.front and (joined or number_of('served'))
+  local is_taken = back_since or gateways.get(own).is_joining
+  if not is_taken and refusal(id, tenant) then
     give_turns()
   end
-  local full = not is_joining and refusal(id, tenant)
+  local full = not is_taken and refusal(id, tenant)
   if full then
     refused[#refused + 1] = full
     return
@@ -88,7 +90,8 @@ function acts.arrive(id, about)
   tenant.weight = about.weight
   reserve(tenant, about)
   ticket.place = place_of(effective_tier(ticket), about.lane)
-  stand(id, ticket, head(ticket.place))
+  ticket.front = back_since and add_to('fronts', 1)
+  stand(id, ticket, head(ticket.place), false, back_since)
   count_asked(about.tenant, ticket.tier, 1)
   redis.call('ZADD', K.owned, 0, own .. SEPARATOR .. id)
 end
@@ -199,6 +202,34 @@ function acts.finish(id, cost)
   if ticket and ticket.runs then
     stop(id, ticket, cost)
   end
+end
+
+-- It has to go on elsewhere: it is over here at the cost of what it had, and the rest waits.
+function acts.put_back(id, cost, about)
+  local ticket = own_ticket(id)
+  if ticket and ticket.runs then
+    stop(id, ticket, cost)
+    acts.arrive(id, about, ticket.joined)
+  end
+end
+
+-- The lives in which this gateway knows the replicas of its list.
+function acts.lives(lives)
+  gateways.get(own).lives = lives
+end
+
+-- A replica, or a life of it, is out or is back. Every gateway has long seen what is older than the last epochs.
+local MOST_EPOCHS = 256
+function acts.member(replica_id, goes_out, life)
+  local epoch = members.epoch + 1
+  local said = goes_out and {epoch, own, gateways.get(own).life} or nil
+  members.epoch, members.out[life and life_of(replica_id, life) or replica_id] = epoch, said
+  for each, word in pairs(members.out) do
+    if word[1] <= epoch - MOST_EPOCHS then
+      members.out[each] = nil
+    end
+  end
+  set_meta('members', cmsgpack.pack(members))
 end
 
 -- A tenant had service by this gateway's requests; `serials`: by replica, its engine's life and the last serial

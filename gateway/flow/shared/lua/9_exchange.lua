@@ -75,7 +75,7 @@ if joins then
   end
   leave_all(own)
   acts.brakes(joins.brakes)
-  gateways.put(own, {life = life, number = 0, past = past, seen_us = now_us, replicas = replicas})
+  gateways.put(own, {life = life, number = 0, past = past, seen_us = now_us, replicas = replicas, lives = {}})
 end
 local me = meta.epoch and gateways.get(own)
 if not me or me.life ~= life or (not joins and meta.epoch ~= epoch) then

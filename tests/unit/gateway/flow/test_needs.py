@@ -52,7 +52,7 @@ def test_a_shared_queue_hears_which_replicas_a_request_cannot_use_and_what_chang
         assert session.mirror.enqueue(made, 0.0) is None
         session.arrived(made)
     arrived = {act[1]: act[2]["unfit"] for act in acts(session.message(0.0, [replica]))}
-    assert arrived == {"r1": {"ipc:///run/engine": True}, "r2": {}}
+    assert arrived == {"r1": {"engine-0": True}, "r2": {}}
     session.answered(answer(), 0.0)
     assert not session.sees_others([replica])
     able = replace(replica, offers=TOOLS)

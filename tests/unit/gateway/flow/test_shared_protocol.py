@@ -3,6 +3,7 @@ here."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ REPLICAS = [Replica("engine-0", 4, 1000)]
 def make_session() -> PoolSession:
     mirror = flow_controller(kind=Mirror)
     rule = PoolRule(10, 10, 0, 1.0, stale_us=10**7)
-    return PoolSession(mirror, rule, 100, {"engine-0": "ipc:///run/engine"})
+    return PoolSession(mirror, rule, 100)
 
 
 def arrive(session: PoolSession, name: str, now_s: float = 0.0) -> None:
@@ -34,7 +35,7 @@ def arrive(session: PoolSession, name: str, now_s: float = 0.0) -> None:
 
 
 def turn(name: str, life: int, number: int = 1) -> GivenTurn:
-    return GivenTurn(name, life, "ipc:///run/engine", 1, False, number, 0, 30_000_000, 31_000_000)
+    return GivenTurn(name, life, "engine-0", 1, False, number, 0, 30_000_000, 31_000_000)
 
 
 def answer(
@@ -47,9 +48,10 @@ def answer(
 
 
 def said(message: PoolMessage | None) -> list[Any]:
-    """Replicas, confirmed turns, acts, and the passage where there is one."""
+    """Replicas, confirmed turns, acts but for replicas' lives, and the passage where there is one."""
     assert message is not None
     words: list[Any] = msgspec.msgpack.decode(message.packed)
+    words[2] = [act for act in words[2] if act[0] != "lives"]
     return words
 
 
@@ -77,7 +79,7 @@ def test_the_first_word_is_to_join_with_all_that_waits() -> None:
     assert session.is_urgent
     message = session.message(3.5, REPLICAS)
     replicas, confirmed, acts, passage = said(message)
-    assert replicas == [{"id": "ipc:///run/engine", "max_sequences": 4, "kv_tokens": 1000, "pauses": True}]
+    assert replicas == [{"id": "engine-0", "max_sequences": 4, "kv_tokens": 1000, "pauses": True}]
     assert confirmed == []
     assert [(act[0], act[1], act[2]["waited_us"]) for act in acts] == [("arrive", "r1", 2_500_000)]
     assert passage["order"] == "vtc"
@@ -111,7 +113,7 @@ def test_who_does_not_belong_any_more_joins_under_another_life_with_all_that_it_
     assert message.life == life + 1
     _, _, acts, passage = said(message)
     assert [(act[0], act[1]) for act in acts] == [("run", "runs"), ("arrive", "waits")]
-    assert acts[0][2]["running"]["replica"] == "ipc:///run/engine"
+    assert acts[0][2]["running"]["replica"] == "engine-0"
     assert passage["returns"] is True
 
 
@@ -167,7 +169,7 @@ def test_service_that_is_heard_of_goes_with_the_next_words_and_once() -> None:
         session.mirror.heard("engine-0", "engine/1", share)
     assert not session.has_news, "no news by itself"
     _, _, acts = said(session.message(1.0, REPLICAS))
-    serials = {"ipc:///run/engine": ["engine/1", 9, 9, 9]}
+    serials = {"engine-0": ["engine/1", 9, 9, 9]}
     assert acts == [["had", "acme", 10_000_000, serials], ["lift", "acme", 1, 1000]]
     session.answered(answer(), 1.0)
     _, _, acts = said(session.message(2.0, REPLICAS))
@@ -181,7 +183,71 @@ def test_who_joins_again_says_what_running_requests_had() -> None:
     session.message(1.0, REPLICAS)
     session.answered(answer(status="lost"), 1.0)
     _, _, acts, _ = said(session.message(2.0, REPLICAS))
-    assert acts[1] == ["had", "acme", 5_000_000, {"ipc:///run/engine": ["", 7, 7, 7]}]
+    assert acts[1] == ["had", "acme", 5_000_000, {"engine-0": ["", 7, 7, 7]}]
+
+
+def test_what_is_put_back_ends_and_waits_in_one_act_and_its_turn_of_before_is_void() -> None:
+    session, life = asking("r1")
+    session.answered(answer(turn("r1", life, 7)), 0.0)
+    rest = session.mirror.put_back("r1", 4, 2, 1.0)
+    session.finished("r1", 4, 2, rest)
+    assert session.is_urgent
+    _, confirmed, [act] = said(session.message(1.0, REPLICAS))
+    assert confirmed == ["r1"]
+    assert act[:3] == ["put_back", "r1", 8]
+    assert (act[3]["cost"], act[3]["predicted"]) == (6 + 2 * 8, 8)
+    assert session.published(msgspec.msgpack.encode([turn("r1", life, 7)]), 1.0) == []
+    heard = session.answered(answer(turn("r1", life, 8)), 1.0)
+    assert [each.ticket for each in heard.turns] == [rest]
+    assert said(session.message(1.0, REPLICAS))[1] == ["r1"]
+
+
+def test_without_an_engine_what_is_put_back_has_only_ended_and_comes_last_to_the_front_with_one() -> None:
+    session, life = asking("r1", "r2", "waits")
+    session.answered(answer(turn("r1", life, 1), turn("r2", life, 2)), 0.0)
+    session.message(0.5, [])
+    session.answered(answer(), 0.5)
+    for name in ("r2", "r1"):
+        rest = session.mirror.put_back(name, 0, 0, 1.0 + (name == "r1"))
+        session.finished(name, 0, 0, rest)
+    assert said(session.message(2.0, []))[2] == [["finish", "r2", 0], ["finish", "r1", 0]]
+    session.answered(answer(), 2.0)
+    acts = said(session.message(3.0, REPLICAS))[2]
+    assert [(act[1], "front" in act[2]) for act in acts] == [("waits", False), ("r2", True), ("r1", True)]
+
+
+def test_members_that_go_and_come_back_are_said_once_first_and_again_to_who_lost_all() -> None:
+    session = make_session()
+    session.member("engine-0", is_out=False)
+    joined(session)
+    session.member("engine-0", is_out=False)
+    assert not session.has_news
+    session.member("engine-1", is_out=True)
+    session.member("engine-1", is_out=True)
+    arrive(session, "r1")
+    assert session.is_urgent
+    for status in ("lost", "ok"):
+        out, arrives = said(session.message(0.0, REPLICAS))[2]
+        assert (out, arrives[:2]) == (["member", "engine-1", True], ["arrive", "r1"])
+        session.answered(answer(status=status), 0.0)
+    session.member("engine-1", is_out=False)
+    assert said(session.message(0.0, REPLICAS))[2] == [["member", "engine-1", False]]
+
+
+def test_another_life_of_an_engine_ends_the_one_before_and_a_lost_link_does_not() -> None:
+    session = make_session()
+    one, other = (replace(REPLICAS[0], life=life) for life in ("one", "other"))
+    for replicas, expected in (
+        ([one], [["lives", {"engine-0": "one"}]]),
+        ([one], []),
+        ([one, Replica("engine-1", 1, 10)], [["lives", {"engine-0": "one", "engine-1": ""}]]),
+        ([other], [["lives", {"engine-0": "other"}], ["member", "engine-0", True, "one"]]),
+    ):
+        assert session.sees_others(replicas) is bool(expected)
+        message = session.message(0.0, replicas)
+        assert message is not None
+        assert msgspec.msgpack.decode(message.packed)[2] == expected
+        session.answered(answer(), 0.0)
 
 
 def test_turns_are_taken_in_the_order_in_which_they_were_given() -> None:
