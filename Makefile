@@ -35,7 +35,7 @@ STAMP_LLAMA_CPP := $(PEERS)/llama_cpp/.installed
 STAMP_SERVE := $(PEERS)/transformers/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: pictures lock vendor help install plugin-in-vllm demo serve test test-long quick durations $(TEST_PARTS) test-sdks test-floor fuzz check mutants mutmut format bench-fairness bench-calibration bench-peers \
+.PHONY: pictures lock vendor help install plugin-in-vllm demo serve test test-long quick durations $(TEST_PARTS) test-sdks test-ray test-floor fuzz check mutants mutmut format bench-fairness bench-calibration bench-peers \
   bench-engine bench-scheduler bench-contract bench-fidelity bench-gateway bench-versus bench-vllm bench-upstreams clean
 
 help: ## list the targets
@@ -109,6 +109,16 @@ test-sdks: $(STAMP_TEST) ## other SDKs and agents: older majors of openai, LangC
 	node $(SDKS)/node/node_modules/@anthropic-ai/claude-code/install.cjs  # newer npm runs no script of a package
 	FAIRGATE_TEST_SDKS=$(SDKS) $(BIN)/python -m pytest tests/e2e/test_sdk_streams.py tests/e2e/test_sdk_tools.py \
 	  tests/e2e/test_agent_clients.py $(PYTEST_ARGS)
+
+# Ray in an environment of its own, which has the suite's beside it.
+.ray/.installed: $(STAMP_TEST)
+	$(PYTHON) -m venv .ray
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(.ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/suite.pth
+	.ray/bin/python -m pip --disable-pip-version-check install -q ray==2.60.0
+	@touch $@
+
+test-ray: .ray/.installed ## engines placed by a real Ray of three nodes: what dies is placed again, no stream breaks
+	PYTHONPATH=. .ray/bin/python -m pytest tests/ray $(PYTEST_ARGS)
 
 fuzz: $(STAMP_TEST) ## all tests of random inputs and histories with new ones, many for parsers (PYTEST_ARGS="-k engine ...")
 	$(BIN)/python -m pytest --hypothesis-profile fuzz --timeout 0 -m hypothesis tests/unit tests/contract tests/property $(PYTEST_ARGS)
@@ -234,4 +244,4 @@ vendor: $(STAMP_TEST) ## fetch the console's third-party files anew, by version 
 	$(BIN)/python -m ops.vendored
 
 clean: ## remove the environments and caches
-	rm -rf $(VENV) mutants .venv-floor $(PEERS) $(SDKS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) mutants .venv-floor .ray $(PEERS) $(SDKS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -42,7 +42,7 @@ COMMANDS = {
         *("admin.price", "admin.model", "admin.upstream", "admin.usage", "admin.webhook"),
         *("inspect.ledger", "policy.policy", "inspect.forecast"),
         *("config.export", "config.diff", "config.apply", "config.alerts"),
-        *("simulate.simulate", "simulate.whatif", "run.doctor", "run.plugin"),
+        *("simulate.simulate", "simulate.whatif", "run.doctor", "run.plugin", "run.place"),
     )
 } | {"bench": "ops.cli.bench.main:bench"}
 """In the order of `fairgate --help`."""

@@ -10,13 +10,26 @@ from gateway.console.formats import without_password
 from gateway.deps import ShownSetting
 from gateway.pools.catalogue import Chain, alias_as_json
 from gateway.upstream.openai.config import UpstreamSettings
-from ops.settings.settings import SETTINGS, SettingInfo, Settings
+from ops.settings.settings import SETTINGS, SettingInfo, Settings, is_hub_id
 from tenants.pricing.pricing import Price
+
+OF_ENGINES = {"model", "revision", "telemetry.otlp", "telemetry.spans_per_s"}
+"""Settings of an engine beside those of its groups and its policy's."""
 
 
 def shown_settings(given: Settings, effective: Settings) -> tuple[ShownSetting, ...]:
     """Every setting. `effective`: those that were given, with what their template sets."""
     return tuple(_shown(row, given, effective) for row in SETTINGS)
+
+
+def variables_of(settings: Settings) -> dict[str, str]:
+    """Environment variables that give an engine on another machine what was given here."""
+    rows = [row for row in SETTINGS if row.name in settings.given]
+    ours = [row for row in rows if row.group.startswith(("engine", "policy")) or row.name in OF_ENGINES]
+    found = {row.variable: _text(row, _value(row, settings)) for row in ours}
+    if "model" in settings.given and not is_hub_id(settings.model):
+        found["FAIRGATE_MODEL"] = str(settings.model.absolute())
+    return found
 
 
 def _shown(row: SettingInfo, given: Settings, effective: Settings) -> ShownSetting:

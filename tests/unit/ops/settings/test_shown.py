@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ops.settings.settings import SETTINGS, load
-from ops.settings.shown import shown_settings
+from ops.settings.shown import shown_settings, variables_of
 
 PEPPER = "p" * 40
 DATABASE = "postgresql://user:database-secret@db/fairgate"
@@ -51,3 +51,18 @@ def test_what_a_template_sets_is_said_to_come_from_it() -> None:
     from_it = [each for each in rows.values() if each.source == "template throughput"]
     assert from_it
     assert all(each.name.startswith(("policy.", "engine.")) for each in from_it)
+
+
+def test_engines_elsewhere_get_by_variables_what_was_given_here_and_no_secret(tmp_path: Path) -> None:
+    file = tmp_path / "fairgate.toml"
+    file.write_text(
+        'model = "tiny"\ndatabase_url = "postgresql://user:secret@db/fairgate"\n'
+        '[engine]\nthreads = 3\nkv_memory = "64MiB"\n[policy]\nname = "vtc"\n'
+    )
+    given = load({}, {"FAIRGATE_ENGINE_DEVICE": "cpu", "FAIRGATE_TELEMETRY_SPANS_PER_S": "7"}, file)
+    variables = variables_of(given)
+    assert variables["FAIRGATE_MODEL"] == str(Path("tiny").absolute())
+    assert "FAIRGATE_DATABASE_URL" not in variables
+    there = load({}, variables)
+    assert (there.engine, there.policy) == (given.engine, given.policy)
+    assert there.telemetry.spans_per_s == 7
