@@ -25,6 +25,7 @@ from ops.placement.placer import ClusterUnavailable
 from ops.placement.plan import ReplicaReport, lack_of
 
 NAMESPACE = "fairgate"
+OLDEST = (2, 60)
 ANSWER_S = 3.0
 CONNECT_S = 1.0
 PAUSE_S = 10.0
@@ -119,6 +120,10 @@ class RayCluster:
         self._engine, self._need, self._strategy = engine, need or {}, strategy
         self._asked: dict[str, Any] = {}
         """Questions without an answer yet: an actor that waits for room is asked once."""
+        if tuple(map(int, ray.__version__.split(".")[:2])) < OLDEST:
+            raise ClusterUnavailable(
+                f"Ray {ray.__version__} is too old: {OLDEST[0]}.{OLDEST[1]} is the oldest"
+            )
         host, _, port = address.rpartition(":")
         with _refusals():
             if port.isdigit():  # Ray itself would try for minutes

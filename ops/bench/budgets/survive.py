@@ -80,20 +80,26 @@ class Bed:
         self.dead.add(pid)
         os.kill(pid, signal.SIGKILL)
 
+    async def serve_all(self, operator: httpx.AsyncClient) -> bool:
+        """Whether all engines of a gateway serve, none of them one that was killed."""
+        engines = (await server_status(operator))["engines"]
+        return all(engine["is_up"] and engine["pid"] not in self.dead for engine in engines)
+
     async def streams(
-        self, plain: BudgetTenant, rated: BudgetTenant, budget: BudgetTenant, first: int = 0
+        self, plain: BudgetTenant, rated: BudgetTenant, budget: BudgetTenant | None, first: int = 0
     ) -> list[ReceivedStream]:
-        """All kinds at once, over the gateways in turn."""
+        """All kinds at once, over the gateways in turn; without `budget` all but the one that it ends."""
 
         async def one(kind: str, place: int) -> ReceivedStream:
             stream, servers = ReceivedStream(kind), self.gateways.servers
-            tenant = {RATE: rated, BUDGET: budget}.get(kind, plain)
+            tenant = {RATE: rated, BUDGET: budget}.get(kind) or plain
             ask = ClientRequest(tenant.tenant_id, tenant.key, body_of(kind, self.gateways.model))
             url = servers[place % len(servers)].url
             stream.attempt = await ask_once(self.client, url, ask, on_chunk=stream.take)
             return stream
 
-        return await asyncio.gather(*(one(kind, first + place) for place, kind in enumerate(KINDS)))
+        kinds = [kind for kind in KINDS if budget is not None or kind != BUDGET]
+        return await asyncio.gather(*(one(kind, first + place) for place, kind in enumerate(kinds)))
 
 
 async def kill_one(bed: Bed, number: int, pids: Sequence[int]) -> After | None:
@@ -117,6 +123,27 @@ async def drain_one(bed: Bed, number: int, pids: Sequence[int]) -> After | None:
 
     await act("drain")
     return lambda: act("resume")
+
+
+async def replace_all(bed: Bed, number: int, pids: Sequence[int]) -> After | None:
+    """One engine after the other is drained, ended once it is empty, and back in rotation as a new one."""
+    async with bed.gateways.servers[number].operator() as operator:
+        for engine in (await server_status(operator))["engines"]:
+            replica = engine["replica_id"]
+            await admin_call(operator, "POST", f"upstreams/{replica}/drain", {})
+            if not await until(partial(_is_empty, operator, replica), REST_S):
+                raise ScenarioFailed(f"{replica} was not empty within {REST_S:g} s")
+            bed.kill(engine["pid"])
+            if not await until(partial(bed.serve_all, operator), REST_S):
+                raise ScenarioFailed(f"{replica} did not come back within {REST_S:g} s")
+            await admin_call(operator, "POST", f"upstreams/{replica}/resume", {})
+    return None
+
+
+async def _is_empty(operator: httpx.AsyncClient, replica: str) -> bool:
+    pools = (await admin_call(operator, "GET", "upstreams"))["data"]
+    states = {each["replica_id"]: each["state"] for pool in pools for each in pool["replicas"]}
+    return states[replica] == "drained"
 
 
 async def kill_gateway(bed: Bed, number: int, pids: Sequence[int]) -> After | None:
@@ -143,6 +170,7 @@ class SurviveScenario(NamedTuple):
 SCENARIOS = (
     SurviveScenario("survive-kill", kill_one),
     SurviveScenario("survive-drain", drain_one),
+    SurviveScenario("survive-replacement", replace_all, 0.02),
     SurviveScenario("survive-two-kills", kill_all, 0.25),
     SurviveScenario("survive-gateway", kill_gateway, 0.1),
     SurviveScenario("survive-two-gateways", kill_one, 0.25, gateways=2),
@@ -218,9 +246,11 @@ async def survived(
         pids = (await bed.rested())[number]
         running = asyncio.create_task(bed.streams(plain, rated, budgets[instant], instant))
         await asyncio.sleep(bed.random.uniform(0, span_s))
-        after = await scenario.disturb(bed, number, pids)
+        disturbing = asyncio.ensure_future(scenario.disturb(bed, number, pids))
         streams += await running
-        if after is not None:
+        while not disturbing.done():
+            streams += await bed.streams(plain, rated, None, instant)
+        if (after := await disturbing) is not None:
             await after()
     await bed.rested()
     async with gateways.servers[0].operator() as operator:

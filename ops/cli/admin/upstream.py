@@ -107,6 +107,13 @@ def drain(replica: str, reason: str, within_s: float) -> None:
     """
     server = require_server()
     shown = call(server, "POST", f"/upstreams/{_part(replica)}/drain", body={"reason": reason})
+    pools = call(server, "GET", "/upstreams")["data"]
+    if any(pool["pool"] == shown["pool"] and not pool["is_up"] for pool in pools):
+        click.echo(
+            f"No other replica of {shown['pool']} serves: what runs there goes on there, and new requests are"
+            f" refused until one serves or `fairgate upstream resume {replica}`.",
+            err=True,
+        )
     until_s = time.monotonic() + within_s
     while True:
         now = _now(server, replica)
