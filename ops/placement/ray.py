@@ -121,9 +121,7 @@ class RayCluster:
         self._asked: dict[str, Any] = {}
         """Questions without an answer yet: an actor that waits for room is asked once."""
         if tuple(map(int, ray.__version__.split(".")[:2])) < OLDEST:
-            raise ClusterUnavailable(
-                f"Ray {ray.__version__} is too old: {OLDEST[0]}.{OLDEST[1]} is the oldest"
-            )
+            raise ClusterUnavailable(f"Ray {ray.__version__} is too old: 2.60 or newer is needed")
         host, _, port = address.rpartition(":")
         with _refusals():
             if port.isdigit():  # Ray itself would try for minutes

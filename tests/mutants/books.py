@@ -12,6 +12,8 @@ STORED = (
 HISTORY = "tests/unit/tenants/audit/test_key_history.py"
 DIGESTS = "tests/integration/test_ledger_digests.py"
 PERSONS = "tenants/audit/persons.py"
+RELOCATION = "gateway/requests/relocation.py"
+MOVES = "tests/integration/test_relocation.py"
 CHECKPOINTS = "tests/integration/test_audit_checkpoints.py"
 OUTBOX = "tests/integration/test_outbox.py"
 APPLIED = "tests/integration/test_config_file.py"
@@ -33,6 +35,48 @@ FOLD = "tests/integration/test_usage_fold.py"
 
 BOOKS_MUTATIONS = mutations_of(
     [
+        (
+            RELOCATION,
+            "moves: a request takes down as many engines as there are",
+            "and losses < self._most_losses",
+            "",
+            MOVES,
+        ),
+        (
+            RELOCATION,
+            "moves: what came before is computed as new",
+            "kv_tokens=computed_tokens(use),",
+            "",
+            MOVES,
+        ),
+        (
+            RELOCATION,
+            "moves: a request forgets where it was",
+            "run.left_at.append(before.upstream)",
+            "pass",
+            MOVES,
+        ),
+        (
+            RELOCATION,
+            "moves: a wait for a place never ends",
+            "until_s = math.inf if cause == DRAINED else now_s + self._wait_s[call.tier]",
+            "until_s = math.inf",
+            MOVES,
+        ),
+        (
+            "gateway/flow/controller.py",
+            "moves: a server that cannot resume begins anew",
+            "needs=ticket.needs | {RESUMES} if output_tokens else ticket.needs,",
+            "",
+            MOVES,
+        ),
+        (
+            "gateway/flow/controller.py",
+            "moves: what ends before its turn elsewhere is free",
+            "self.counters.charge(entry.tenant_id, entry.weight, cost)",
+            "pass",
+            MOVES,
+        ),
         (
             VERIFY,
             "audit: columns are not compared with the bytes",

@@ -142,8 +142,8 @@ async def replace_all(bed: Bed, number: int, pids: Sequence[int]) -> After | Non
 
 async def _is_empty(operator: httpx.AsyncClient, replica: str) -> bool:
     pools = (await admin_call(operator, "GET", "upstreams"))["data"]
-    states = {each["replica_id"]: each["state"] for pool in pools for each in pool["replicas"]}
-    return states[replica] == "drained"
+    found = [each["state"] for pool in pools for each in pool["replicas"] if each["replica_id"] == replica]
+    return found == ["drained"]
 
 
 async def kill_gateway(bed: Bed, number: int, pids: Sequence[int]) -> After | None:
