@@ -30,8 +30,9 @@ def model_fingerprint(model_dir: Path) -> str:
 
 
 def tokenizer_fingerprint(model_dir: Path) -> str:
-    """32 hexadecimal digits, of the whole file. Raises OSError."""
-    return hashlib.sha256((model_dir / "tokenizer.json").read_bytes()).hexdigest()[:32]
+    """32 hexadecimal digits, of `tokenizer.json`; empty where there is none."""
+    path = model_dir / "tokenizer.json"
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:32] if path.is_file() else ""
 
 
 def machine_name(card: str = "") -> str:
