@@ -57,7 +57,10 @@ async def open_members(
 ) -> Members:
     """Begins to connect to those that are named now. Raises `Invalid`."""
     if settings.engine.count > 1:
-        raise Invalid("engine.count", f"is {settings.engine.count}, but the engines are started elsewhere")
+        raise Invalid(
+            "engine.count",
+            f"is {settings.engine.count}, but the settings name engines that run elsewhere: leave it out",
+        )
     keys_dir = Path(settings.engine.keys_dir or settings.data_dir)
     tokenizer = tokenizer_fingerprint(settings.model)
     sources = sources_of(settings, database)
