@@ -28,8 +28,11 @@ def test_streams_go_on_at_another_engine_token_for_token_and_are_charged_once(tm
         until(lambda: all(engine["is_up"] for engine in server.status()["engines"]))
         engines = [server.engine(number) for number in range(ENGINES)]
         assert [len(engine.cpu_affinity()) for engine in engines] == [len(CORES) // ENGINES] * ENGINES
-        for row in asyncio.run(rows_of(server)):
-            assert row["ok"], row
+        rows = asyncio.run(rows_of(server))
+        assert sum(row.pop("moves") for row in rows) > 0
+        for row in rows:
+            # An instant may come when nothing runs there.
+            assert set(row["broken"]) <= {"no stream moved"}, row["broken"]
         now = {server.engine(number).pid for number in range(ENGINES)}
         assert len(now & {engine.pid for engine in engines}) == ENGINES - 1, "one was killed, and replaced"
 

@@ -38,6 +38,8 @@ REST_S = 90.0
 BUDGET_TOKENS = 70
 RATE_PER_S = 120.0
 RATE_BURST = 20
+LATEST = 0.9
+"""Part of the undisturbed streams' time after which nothing is disturbed: most have ended."""
 BETWEEN_KILLS_S = 1.0
 BEFORE_GATEWAY_S = 0.3
 """Most between the death of an engine and that of its gateway: what ran is then about to move."""
@@ -103,7 +105,11 @@ class Bed:
 
 
 async def kill_one(bed: Bed, number: int, pids: Sequence[int]) -> After | None:
-    bed.kill(bed.random.choice(pids))
+    """One on which something runs, if any."""
+    async with bed.gateways.servers[number].operator() as operator:
+        engines = (await server_status(operator))["engines"]
+    busy = [engine["pid"] for engine in engines if engine.get("running")]
+    bed.kill(bed.random.choice(busy or pids))
     return None
 
 
@@ -245,7 +251,7 @@ async def survived(
         number = instant % scenario.gateways
         pids = (await bed.rested())[number]
         running = asyncio.create_task(bed.streams(plain, rated, budgets[instant], instant))
-        await asyncio.sleep(bed.random.uniform(0, span_s))
+        await asyncio.sleep(bed.random.uniform(0, LATEST * span_s))
         disturbing = asyncio.ensure_future(scenario.disturb(bed, number, pids))
         streams += await running
         while not disturbing.done():

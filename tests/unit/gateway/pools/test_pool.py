@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from engine.entry import QueueEntry
@@ -37,8 +38,11 @@ def announced(context_tokens: int, num_blocks: int = 1000) -> Announced:
 def pool_of(*replicas: Announced) -> ModelPool:
     upstreams: Any = replicas
     unused: Any = None
+    lifecycle: Any = SimpleNamespace(runs_of=lambda tenant_id: [])
     flow = flow_controller(lookahead=2, ageing_s=[100.0] * 3)
-    return ModelPool(PoolSpec("m", ReplicaSet(upstreams), EstimatedRenderer()), flow, unused, unused, unused)
+    return ModelPool(
+        PoolSpec("m", ReplicaSet(upstreams), EstimatedRenderer()), flow, unused, unused, lifecycle
+    )
 
 
 def test_what_is_long_goes_by_the_smallest_context_that_was_announced() -> None:
@@ -68,6 +72,12 @@ def test_what_runs_on_a_replica_counts_what_was_sent_there_and_what_moved_there(
         pool.flow.enqueue(Ticket(entry, 1, 20), 0.0)
     pool.flow.dispatch(0.0, [Replica("a", 16, 10_000)])
     pools = Lifecycles({"m": pool}, "m")
+    moving: Any = SimpleNamespace(turn=SimpleNamespace(upstream=other), relocating=object())
+    pool.lifecycle.runs_of = lambda tenant_id: [moving]  # type: ignore[method-assign]
+    assert pools.in_flight() == [("m", "a@gw", 3), ("m", "b", 1)], (
+        "it runs there until it has a place elsewhere"
+    )
+    pool.lifecycle.runs_of = lambda tenant_id: []  # type: ignore[method-assign]
     assert pools.in_flight() == [("m", "a@gw", 3), ("m", "b", 0)]
     one.running_requests, other.running_requests = 1, 2
     assert pools.in_flight() == [("m", "a@gw", 3), ("m", "b", 2)], "never less than runs"

@@ -120,7 +120,7 @@ OF_THIS_MACHINE = {
     "whatif": "runs without a server",
 }
 """Commands without a route, each with the reason."""
-GROUPS_OF_THIS_MACHINE = ("bench",)
+GROUPS_OF_THIS_MACHINE = ("bench", "place")
 
 
 def leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[str]:
