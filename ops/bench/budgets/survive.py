@@ -90,7 +90,7 @@ class Bed:
     async def streams(
         self, plain: BudgetTenant, rated: BudgetTenant, budget: BudgetTenant | None, first: int = 0
     ) -> list[ReceivedStream]:
-        """All kinds at once, over the gateways in turn; without `budget` all but the one that it ends."""
+        """All kinds at once, over the gateways in turn; without `budget` those that no limit holds up."""
 
         async def one(kind: str, place: int) -> ReceivedStream:
             stream, servers = ReceivedStream(kind), self.gateways.servers
@@ -100,7 +100,7 @@ class Bed:
             stream.attempt = await ask_once(self.client, url, ask, on_chunk=stream.take)
             return stream
 
-        kinds = [kind for kind in KINDS if budget is not None or kind != BUDGET]
+        kinds = [kind for kind in KINDS if budget is not None or kind not in (RATE, BUDGET)]
         return await asyncio.gather(*(one(kind, first + place) for place, kind in enumerate(kinds)))
 
 
