@@ -1,6 +1,6 @@
 """`ReplicaSet`: the replicas of a pool, a set that changes while the gateway runs.
 
-Read it anew each time; whoever needs to know of each replica registers with `each` and `on_left`. One writer:
+Read it anew each time; what needs to know of each replica registers with `each` and `on_left`. One writer:
 what follows the sources of members (`gateway/pools/members.py`).
 """
 
