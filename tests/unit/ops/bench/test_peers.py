@@ -85,7 +85,7 @@ def _launch(code: str) -> EngineLaunch:
             30.0,
             "a peer ended before it answered:\nno such library",
         ),
-        (f"print({json.dumps(json.dumps({'error': 'KeyError: x'}))})", 30.0, "a peer: KeyError: x"),
+        (f"input(); print({json.dumps(json.dumps({'error': 'KeyError: x'}))})", 30.0, "a peer: KeyError: x"),
         ("import sys; sys.stdin.read()", 0.2, r"a peer gave no answer in 0\.2 s"),
     ],
 )
