@@ -180,15 +180,11 @@ class FlowController:
         if entry.entry_id in self.queue or entry.entry_id in self.dispatched:
             raise ValueError(f"request {entry.entry_id} is here already")
         self.arrivals.arrived(now_s)
-        tenant = self._tenants.of(entry)
+        self._tenants.of(entry)  # known from now on, also where it is refused
         full = self.full(entry.tenant_id)
-        if full is not None:
-            return full
-        self._reservations.arrives(ticket, now_s, already_waiting=tenant.queued)
-        self.queue.add(ticket, now_s)
-        tenant.queued[entry.tier] += 1
-        self._note("arrive", entry, now_s, self._counter(entry))
-        return None
+        if full is None:
+            self._line_up(ticket, now_s)
+        return full
 
     def full(self, tenant_id: str) -> QueueFull | None:
         """Why another request of the tenant would be refused now; None: there is room."""
@@ -231,11 +227,7 @@ class FlowController:
             before=(input_tokens, output_tokens),
             expires_s=expires_s,
         )
-        tenant = self._tenants.of(rest)
-        self._reservations.arrives(ticket, now_s, already_waiting=tenant.queued)
-        self.queue.add(ticket, now_s, front=True)
-        tenant.queued[rest.tier] += 1
-        self._note("arrive", rest, now_s, self._counter(rest))
+        self._line_up(ticket, now_s, front=True)
         return ticket
 
     def cancel(self, entry_id: str, now_s: float) -> bool:
@@ -518,6 +510,14 @@ class FlowController:
 
     def _lines_ahead(self, entry_id: str, now_s: float) -> list[TenantLine]:
         return self.queue.lines_ahead(entry_id, now_s)
+
+    def _line_up(self, ticket: Ticket, now_s: float, *, front: bool = False) -> None:
+        entry = ticket.entry
+        tenant = self._tenants.of(entry)
+        self._reservations.arrives(ticket, now_s, already_waiting=tenant.queued)
+        self.queue.add(ticket, now_s, front=front)
+        tenant.queued[entry.tier] += 1
+        self._note("arrive", entry, now_s, self._counter(entry))
 
     def _leave(self, ticket: Ticket) -> None:
         entry = ticket.entry

@@ -188,13 +188,14 @@ class RequestFinisher:
         """`SettlementPending` if it takes too long (it goes on), and the nano-dollars credited."""
         sequence_ids = [each.sequence_id for each in outcomes]
         upstream = run.turn.upstream if run.turn is not None else None
-        left = [sequence_id(run.call.request_id, index) for index in range(run.call.sequences)]
 
         def acknowledge() -> None:
             if upstream is not None and sequence_ids:
                 upstream.acknowledge(sequence_ids, is_traced=run.kept_for is not None)
             for before in run.left_at:
-                before.acknowledge(left)
+                before.acknowledge(
+                    [sequence_id(run.call.request_id, index) for index in range(len(run.uses))]
+                )
 
         is_known = run.turn is None or len(outcomes) == len(run.uses) or not use.dispatched
         held = run.held

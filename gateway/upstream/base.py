@@ -6,9 +6,10 @@ Implemented by `local_engine.py` (our engine behind ZeroMQ) and `openai/upstream
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import msgspec
 
@@ -296,26 +297,25 @@ class Upstream(Protocol):
         ...
 
 
-@runtime_checkable
-class MovableUpstream(Protocol):
+class MovableUpstream(ABC):
     """An `Upstream` whose sequences can go on at another of its kind, token for token: our own engines.
     Generators, penalty counts and grammars of other servers cannot be handed over."""
 
+    @abstractmethod
     def takes_kv(self, tokens: int, target: Upstream) -> bool:
         """Whether a sequence of `tokens`, prompt and output, goes on sooner at `target` with its KV."""
-        ...
 
+    @abstractmethod
     async def export_state(self, sequence_id: str, *, with_kv: bool = True) -> SequenceState | None:
         """Takes a sequence out (None: it is not there); its deltas end without an outcome. Raises
         `UpstreamLost`."""
-        ...
 
+    @abstractmethod
     def import_state(
         self, state: SequenceState, wording: Wording, after: AsyncIterator[Delta] | None = None
     ) -> AsyncIterator[Delta]:
         """Goes on with a sequence; as `run`. What is not in `state.kv` is recomputed, uncharged. `after`:
         what the call before returned, as an end is judged by the whole answer; None: nothing had come."""
-        ...
 
 
 def takes_turns(upstream: Upstream) -> bool:

@@ -23,6 +23,7 @@ from engine.messages import (
     Submit,
 )
 from gateway.upstream.base import (
+    MovableUpstream,
     OnService,
     ReaderTooSlow,
     SequenceRefused,
@@ -39,7 +40,7 @@ from gateway.upstream.part_text import Completeness
 log = logging.getLogger("fairgate.gateway.upstream")
 
 
-class LocalEngine:
+class LocalEngine(MovableUpstream):
     """Implements `Upstream` over one `EngineClient`, whose `on_ready` and `on_lost` it chains."""
 
     def __init__(

@@ -16,7 +16,7 @@ from tests.integration.test_lifecycle import PROMPT, TIME_LIMITS, House, Scripte
 from tests.support.engine_process import until
 
 
-class MovableEngine(ScriptedEngine):
+class MovableEngine(ScriptedEngine, MovableUpstream):
     """Takes and gives out sequences."""
 
     def __init__(self, replica_id: str) -> None:

@@ -41,9 +41,9 @@ def contract(json_file: Path | None, **given: Any) -> None:
     started; then compares ledger, Redis, the engine's own count and what clients received. Some minutes; all
     of it goes away again. Scenarios: rate, burst-CLIENTSxGATEWAYS-{max,open}-{stream,plain}, disconnects,
     retries, kill-{gateway,engine,redis,postgres,both}, suspension-under-load; only where they are named (an
-    hour) survive-{kill,drain,two-kills,gateway,two-gateways}: streams of every kind over two engines, which
-    are killed or drained at random instants, beside the undisturbed ones. Ends with 1 where a required
-    figure is not met.
+    hour) survive-{kill,drain,replacement,two-kills,gateway,two-gateways}: streams of every kind over two
+    engines, which are killed or drained at random instants, beside the undisturbed ones. Ends with 1 where a
+    required figure is not met.
     --json answers:
       {"scenarios": [{"scenario": "burst-50x2-open-stream", "gateways": 2, "overshoot_tokens": 0,
        "drift_tokens": 0, "double_charges": 0, "leaked_holds": 0, "cancel_error_tokens": 0,
