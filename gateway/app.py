@@ -6,6 +6,8 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
+from functools import cache
+from typing import Any
 
 from litestar import HttpMethod, Litestar, Response, route
 from litestar.config.cors import CORSConfig
@@ -33,8 +35,8 @@ from gateway.routes import (
     inference,
     openapi,
     quotes,
-    refusals,
     requests,
+    resource_routes,
     tokens,
     usage,
     vectors,
@@ -46,6 +48,8 @@ from gateway.routes.context import asked_of
 from gateway.trace_context import RequestTrace, TraceContext
 from gateway.tracing.build import RefusedTrace
 from gateway.unknown_routes import method_not_allowed, not_found
+from tenants.resources.all import RESOURCES
+from tenants.resources.resource import Resource
 
 _ROUTES = [
     *inference.HANDLERS,
@@ -55,13 +59,11 @@ _ROUTES = [
     *tokens.HANDLERS,
     *requests.HANDLERS,
     *usage.HANDLERS,
-    *refusals.HANDLERS,
     *agent_sessions.HANDLERS,
     *admin_requests.HANDLERS,
     *health.HANDLERS,
     *admin.HANDLERS,
     *openapi.HANDLERS,
-    *console.HANDLERS,
 ]
 
 
@@ -89,10 +91,16 @@ def _options(path: str, methods: set[str]) -> HTTPRouteHandler:
     return options
 
 
-HANDLERS = _complete(_ROUTES)
+Resources = tuple[Resource[Any], ...]
 
 
-def create_app(deps: GatewayDeps) -> Litestar:
+@cache
+def handlers(resources: Resources = RESOURCES) -> list[HTTPRouteHandler]:
+    """Of every route and page."""
+    return _complete([*_ROUTES, *resource_routes.handlers(resources), *console.handlers(resources)])
+
+
+def create_app(deps: GatewayDeps, resources: Resources = RESOURCES) -> Litestar:
     """The gateway as an ASGI application. Raises `ValueError` for an inconsistent configuration."""
     gateway = Gateway(deps)
     live = LiveHub(gateway.metrics.registry)
@@ -110,18 +118,19 @@ def create_app(deps: GatewayDeps) -> Litestar:
             await live.close()
             await gateway.stop()
 
-    state = State({"gateway": gateway, "live": live}, deep_copy=False)
-    return register_routes(deps.config.cors_origins, state, lifespan)
+    state = State({"gateway": gateway, "live": live, "resources": resources}, deep_copy=False)
+    return register_routes(deps.config.cors_origins, state, lifespan, resources)
 
 
 def register_routes(
     cors_origins: tuple[str, ...],
     state: State,
     lifespan: Callable[[Litestar], contextlib.AbstractAsyncContextManager[None]],
+    resources: Resources = RESOURCES,
 ) -> Litestar:
     """An application with all routes. Registering them takes half a second of processor time."""
     return Litestar(
-        route_handlers=HANDLERS,
+        route_handlers=handlers(resources),
         guards=[require_scope],
         lifespan=[lifespan],
         exception_handlers={Exception: _refuse},

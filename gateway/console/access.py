@@ -29,6 +29,7 @@ from tenants.errors import NotFound
 from tenants.people.person import Person
 from tenants.people.roles import Act
 from tenants.people.sessions import Session, csrf_token_of
+from tenants.resources.resource import Resource
 
 FILES = ("csv", "json", "report")
 """Suffixes of pages that answer with files."""
@@ -63,7 +64,9 @@ class Visit:
     """Binds forms submitted before a log-in."""
     is_new_form_cookie: bool
     stranger: Actor
-    """Actor of requests without a session: whoever has the link."""
+    """Actor of requests without a session, which have only a link."""
+    resources: tuple[Resource[Any], ...] = ()
+    """Whose pages there are."""
 
     @property
     def person(self) -> Person:
@@ -161,6 +164,7 @@ async def _visit(request: Request, gateway: Gateway, lines: Collection[str]) -> 
         form_cookie or secrets.token_urlsafe(32),
         not form_cookie,
         Actor(LINK, *origin_and_ids(request.scope, gateway)),
+        request.app.state.resources,
     )
 
 

@@ -22,11 +22,12 @@ def day(start_s: int) -> str:
     return _moment(start_s * MICROSECONDS).strftime("%Y-%m-%d")
 
 
-def time(instant_us: int | None) -> Markup:
-    """An element that a script rewrites into the viewer's time zone; its title stays UTC."""
-    if instant_us is None:
+def time(instant: int | str | None) -> Markup:
+    """An element that a script rewrites into the viewer's time zone; its title stays UTC. `instant`: in
+    microseconds, or ISO 8601."""
+    if instant is None:
         return Markup(NONE)
-    moment = _moment(instant_us)
+    moment = datetime.fromisoformat(instant) if isinstance(instant, str) else _moment(instant)
     text = moment.strftime("%Y-%m-%d %H:%M:%S UTC")
     element = Markup('<time datetime="{}" title="{}">{}</time>')
     return element.format(moment.isoformat(timespec="milliseconds"), text, text)

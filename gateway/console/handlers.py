@@ -2,7 +2,12 @@
 
 Pages are rendered on the server and work without scripts, which add live figures, charts and local times."""
 
-from gateway.console import assets
+from collections.abc import Iterable
+from typing import Any
+
+from litestar.handlers import HTTPRouteHandler
+
+from gateway.console import assets, resource_pages
 from gateway.console.pages.account import log_in, password, sessions, set_up, start
 from gateway.console.pages.alerts import alerts, webhook
 from gateway.console.pages.live import overview, steer, waiting
@@ -24,6 +29,7 @@ from gateway.console.pages.tenants import (
     tenant,
     tenants,
 )
+from tenants.resources.resource import Resource
 
 HANDLERS = [
     *start.HANDLERS,
@@ -49,7 +55,6 @@ HANDLERS = [
     *hygiene.HANDLERS,
     *ended.HANDLERS,
     *request.HANDLERS,
-    *refused.HANDLERS,
     *slo.HANDLERS,
     *misses.HANDLERS,
     *quotes.HANDLERS,
@@ -65,3 +70,9 @@ HANDLERS = [
     *what_if.HANDLERS,
     *assets.HANDLERS,
 ]
+PARTS = {"refusals": refused.PARTS}
+"""By a resource's plural: what its page shows beside rows."""
+
+
+def handlers(resources: Iterable[Resource[Any]]) -> list[HTTPRouteHandler]:
+    return [*HANDLERS, *resource_pages.handlers(resources, PARTS)]

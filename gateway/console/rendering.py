@@ -20,6 +20,7 @@ from gateway.console.formats import FILTERS
 from gateway.console.forms import TOKEN_FIELD
 from tenants.people.person import Person
 from tenants.people.roles import Act
+from tenants.resources.resource import Resource
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,17 @@ ENTRIES = (
 )
 
 
-def entries_for(person: Person) -> list[Entry]:
-    return [entry for entry in ENTRIES if person.may_somewhere(entry.act)]
+_MENUS = {entry.name for entry in ENTRIES}
+
+
+def entries_for(person: Person, resources: Iterable[Resource[Any]]) -> list[Entry]:
+    """The menu: its fixed entries, and one for each further resource with a page."""
+    further = [
+        Entry(one.page_path, one.plural, one.title, one.act)
+        for one in resources
+        if one.has_page and (one.menu or one.plural) not in _MENUS
+    ]
+    return [entry for entry in (*ENTRIES, *further) if person.may_somewhere(entry.act)]
 
 
 SECURITY_HEADERS = {
@@ -94,7 +104,7 @@ def render(template: str, visit: Visit | None, **shown: Any) -> str:
     person = visit.session.person if visit is not None and visit.session is not None else None
     return _TEMPLATES.get_template(template).render(
         person=person,
-        entries=[] if person is None else entries_for(person),
+        entries=[] if visit is None or person is None else entries_for(person, visit.resources),
         may_read_people=person is not None and person.may(Act.READ_PEOPLE),
         may_change_people=person is not None and person.may(Act.CHANGE_PEOPLE),
         token="" if visit is None else token_of(visit, before_log_in=False),

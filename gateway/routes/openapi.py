@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,7 +77,7 @@ def document(app: Litestar, schema: dict[str, Any]) -> dict[str, Any]:
             for method in handler.http_methods:
                 operation = contents["paths"].get(route.path_format, {}).get(method.lower())
                 if operation is not None:
-                    describe(operation, handler.opt)
+                    describe(operation, handler.opt, route.path_format)
                     bodies |= {handler.opt["body"]} if "body" in handler.opt else set()
     structs = sorted(bodies, key=lambda struct: struct.__name__)
     components.update(msgspec.json.schema_components(structs, ref_template=_REFERENCE)[1])
@@ -85,18 +86,26 @@ def document(app: Litestar, schema: dict[str, Any]) -> dict[str, Any]:
     return contents
 
 
-def describe(operation: dict[str, Any], opt: Mapping[str, Any]) -> None:
+def describe(operation: dict[str, Any], opt: Mapping[str, Any], path: str) -> None:
     """Completes an operation from its route's `opt`: `scope` of the key, `body` (`body_is_optional`),
-    `headers`, bounds of its `parameters`, other `answers` by status (`plain`: the one that is no error),
+    `headers`, the `query` of a list (`is_own`: of the key's tenant), bounds of its `parameters`,
+    other `answers` by status (`plain`: the one that is no error),
     `streams`, `media_types`."""
     body = opt.get("body")
+    if (query := opt.get("query")) is not None:
+        operation["parameters"] = openapi_fields.query_parameters(query, is_own=opt.get("is_own", False))
+    named = {parameter["name"] for parameter in operation.get("parameters", [])}
+    for name in re.findall(r"\{(\w+)\}", path):
+        if name not in named:  # a resource's, read without a signature
+            in_path = {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            operation.setdefault("parameters", []).append(in_path)
     if body is not None:
         reference = {"$ref": _REFERENCE.format(name=body.__name__)}
         operation["requestBody"] = {
             "required": not opt.get("body_is_optional", False),
             "content": {"application/json": {"schema": reference}},
         }
-    for parameter in operation.get("parameters", []):
+    for parameter in operation.get("parameters", []) if query is None else []:
         known = openapi_fields.PARAMETERS | opt.get("parameters", {})
         kinds = parameter["schema"].pop("oneOf", [{}])
         parameter["schema"] |= next(kind for kind in kinds if kind.get("type") != "null")  # no text is null

@@ -18,14 +18,15 @@ from gateway.requests.vectors import calls
 from tenants.admin import validation
 from tenants.admin.audit import MAX_TEXT
 from tenants.admin.brakes import BRAKED_TIERS, MAX_BRAKE_S
-from tenants.admin.cursor import CURSOR
-from tenants.admin.lists import flow, refusals, usage
+from tenants.admin.cursor import CURSOR, DEFAULT_PAGE, MAX_PAGE
+from tenants.admin.lists import flow, usage
 from tenants.admin.slos import MAX_TARGET_S, MIN_TARGET_S
 from tenants.counts import refusal_store
 from tenants.outbox.address import MAX_URL_CHARS, PORTS
 from tenants.outbox.kinds import SUBJECTS
 from tenants.people.person import MAX_NAME_CHARS
 from tenants.people.roles import Role
+from tenants.resources.resource import MOST, Filter, Kind, ListQuery, filters_of
 from tenants.slo.slo import METRICS
 from tenants.types import MAX_END_USER_CHARS, SCOPES, LimitMode, Meter, OnLowBudget, Tier, Window
 
@@ -69,7 +70,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "cursor": form(CURSOR),
     **dict.fromkeys(("from", "to", "since", "until"), _INSTANT),
     "tier": one_of(Tier),
-    **dict.fromkeys(("tenant", "project", "key"), text(refusals.MAX_NAME_CHARACTERS)),
+    **dict.fromkeys(("tenant", "project", "key"), text(MOST[Kind.TENANT])),
     "model": text(validation.MAX_MODEL_CHARS),
     "code": text(refusal_store.MAX_CODE_CHARACTERS),
     **dict.fromkeys(("limit_id", "request_id"), text(refusal_store.MAX_ID_CHARACTERS)),
@@ -139,6 +140,37 @@ FIELDS: dict[str, dict[str, Any]] = {name: _range(bounds) for name, bounds in RA
     "metric": one_of(METRICS),
     "target_s": between(MIN_TARGET_S, MAX_TARGET_S),
 }
+
+
+def query_parameters(query: type[ListQuery], *, is_own: bool) -> list[dict[str, Any]]:
+    """The parameters of a list: its filters, but for the tenant of a tenant's own list, and its pages."""
+    schemas = {
+        one.name: _of_filter(one.filter) | ({} if one.default is None else {"default": one.default})
+        for one in filters_of(query)
+        if not (is_own and one.filter.kind is Kind.TENANT)
+    }
+    schemas["cursor"] = {"type": "string"} | PARAMETERS["cursor"]
+    schemas["limit"] = {"type": "integer", "default": DEFAULT_PAGE} | between(1, MAX_PAGE)
+    words = {one.name: one.filter.help for one in filters_of(query) if one.filter.help}
+    return [
+        {"name": name, "in": "query", "required": False, "schema": schema}
+        | ({"description": words[name]} if name in words else {})
+        for name, schema in schemas.items()
+    ]
+
+
+def _of_filter(one: Filter) -> dict[str, Any]:
+    match one.kind:
+        case Kind.FLAG:
+            return {"type": "boolean"}
+        case Kind.CHOICE:
+            return {"type": "string"} | one_of(one.choices)
+        case Kind.WORDS:
+            return {"type": "string"} | groups(one.choices)
+        case Kind.SINCE | Kind.UNTIL:
+            return {"type": "string"} | _INSTANT
+        case _:
+            return {"type": "string"} | text(one.most)
 
 
 def complete(schemas: dict[str, Any]) -> None:

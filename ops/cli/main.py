@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from importlib import metadata
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ops.cli.base import Group
+
+if TYPE_CHECKING:
+    from tenants.resources.resource import Resource
 
 
 def _version() -> str:
@@ -17,40 +21,45 @@ def _version() -> str:
         return "0+unknown"
 
 
-COMMANDS = {
+OWN = {
     path.rpartition(".")[2]: f"ops.cli.{path}:{path.rpartition('.')[2]}"
     for path in (
         *("run.serve", "run.demo", "run.engine", "run.db"),
-        *(
-            "inspect.top",
-            "inspect.status",
-            "admin.tenant",
-            "admin.project",
-            "admin.key",
-            "admin.limit",
-            "admin.slo",
-        ),
-        *("admin.person",),
-        *(
-            "admin.brake",
-            "inspect.request",
-            "inspect.refusal",
-            "inspect.flow",
-            "inspect.quote",
-            "inspect.audit",
-        ),
+        *("inspect.top", "inspect.status", "admin.tenant", "admin.project", "admin.key", "admin.limit"),
+        *("admin.slo", "admin.person", "admin.brake", "inspect.request"),
+        *("inspect.flow", "inspect.quote", "inspect.audit"),
         *("admin.price", "admin.model", "admin.upstream", "admin.usage", "admin.webhook"),
         *("inspect.ledger", "policy.policy", "inspect.forecast"),
         *("config.export", "config.diff", "config.apply", "config.alerts"),
         *("simulate.simulate", "simulate.whatif", "run.doctor", "run.plugin", "run.place"),
     )
 } | {"bench": "ops.cli.bench.main:bench"}
-"""In the order of `fairgate --help`."""
+"""Commands with a module of their own, in the order of `fairgate --help`; nouns that need none follow."""
+
+
+class Root(Group):
+    """The command, with a group for each resource that has no module of its own."""
+
+    resources: tuple[Resource[Any], ...] | None = None
+    """None: those that the product serves, imported on first use."""
+
+    def _nouns(self) -> dict[str, Group]:
+        from ops.cli.resource_commands import groups
+        from tenants.resources.all import RESOURCES
+
+        resources = RESOURCES if self.resources is None else self.resources
+        return groups(resource for resource in resources if resource.name not in self.lazy)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *self._nouns()]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, cmd_name) or self._nouns().get(cmd_name)
 
 
 @click.group(
-    cls=Group,
-    lazy=COMMANDS,
+    cls=Root,
+    lazy=OWN,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(_version(), prog_name="fairgate")

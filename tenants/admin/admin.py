@@ -28,13 +28,11 @@ from tenants.admin.drains import DrainCommands
 from tenants.admin.ledger import LedgerCommands
 from tenants.admin.limits import LimitCommands
 from tenants.admin.lists.audit import AuditCommands
-from tenants.admin.lists.counts import CountReads
 from tenants.admin.lists.engine_time import EngineTimeReads
 from tenants.admin.lists.flow import FlowLists
 from tenants.admin.lists.history import HistoryLists
 from tenants.admin.lists.moves import MoveReads
 from tenants.admin.lists.objects import ObjectLists
-from tenants.admin.lists.refusals import RefusalReads
 from tenants.admin.lists.requests import RequestLists
 from tenants.admin.lists.sessions import SessionLists
 from tenants.admin.lists.usage import UsageCommands
@@ -89,7 +87,6 @@ class Admin(
     RequestLists,
     AuditCommands,
     BrakeCommands,
-    CountReads,
     DrainCommands,
     EngineTimeReads,
     FlowLists,
@@ -99,7 +96,6 @@ class Admin(
     PeopleCommands,
     PolicyCommands,
     PriceCommands,
-    RefusalReads,
     SessionLists,
     SloCommands,
     UsageCommands,

@@ -21,6 +21,14 @@ T = TypeVar("T")
 
 MAX_PAGE = 1_000
 DEFAULT_PAGE = 100
+PAGES = (
+    f"At most `limit` rows, up to {MAX_PAGE}; `next_cursor` gives the next page as `cursor`, with the same"
+    " filter."
+)
+SHORT_PAGES = (
+    "One page looks at a bounded number of rows: where few match the filter it is shorter than `limit`, or"
+    " empty, and goes on."
+)
 MAX_CURSOR = 8_000
 """Characters; a filter with every field at its longest has fewer."""
 CURSOR = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_CURSOR}}}")
@@ -28,6 +36,8 @@ CURSOR = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_CURSOR}}}")
 Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Text = Annotated[str, msgspec.Meta(max_length=256)]
 Key = tuple[Number | Text, ...]
+SortKey = tuple[int | str, ...]
+"""The values that a list is sorted by, of one row."""
 
 
 @dataclass(frozen=True, slots=True)

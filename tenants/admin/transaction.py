@@ -91,6 +91,14 @@ class AdminCommands:
         self._alert_misses = alert_misses
         self._webhook_private = webhook_private
 
+    def now_us(self) -> int:
+        """Microseconds since 1970."""
+        return round(self._clock() * 1e6)
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """Raises `DatabaseUnavailable`, and what `work` raises."""
+        return await self._database.read(work)
+
     async def note(
         self,
         actor: Actor | str,

@@ -35,7 +35,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from gateway.app import HANDLERS
+from gateway.app import handlers
 from gateway.routes import openapi
 from tests.support.server_process import MODEL, Server, server_process, until
 
@@ -103,7 +103,7 @@ CHECKS: list[CheckFunction] = [
 
 def described() -> dict[str, Any]:
     """The document as a server gives it, from the routes."""
-    app = Litestar(route_handlers=HANDLERS, openapi_config=openapi.openapi_config())
+    app = Litestar(route_handlers=handlers(), openapi_config=openapi.openapi_config())
     return openapi.document(app, app.openapi_schema.to_schema())
 
 

@@ -232,7 +232,7 @@ async def test_each_list_is_a_file_of_all_its_rows_and_exact(
             assert [row[name] for row in rows] == wanted, f"{path}: {name}"
         with monkeypatch.context() as patch:
             patch.setattr(csv_file, "FILE_PAGES", 1)
-            for module in (record_list, tenants, hygiene):
+            for module in (record_list, resource_pages, tenants, hygiene):
                 patch.setattr(module, "MAX_PAGE", -(-len(told) // 2))
             assert await file_of(pages, path) == (rows, 2), path
     page = await pages.get("/console/slo/misses.csv?from=2026-01-02&to=2026-01-01", status=400)
@@ -307,11 +307,11 @@ async def test_each_code_is_found_by_request_and_by_tenant_with_limit_wanted_and
                 row["Wanted"].amount,
                 row["Available"].amount,
             )
-            for row in page.rows("Refused requests")
+            for row in page.rows("Refusals")
         }
 
     expected = {
-        code: (code + WAYS_OUT[code], f"lim_of_{code}", 1_000 + number, number)
+        code: (f"{code}, {WAYS_OUT[code]}", f"lim_of_{code}", 1_000 + number, number)
         for number, code in enumerate(sorted(WAYS_OUT))
     }
     found: dict[str, tuple[object, ...]] = {}

@@ -18,7 +18,7 @@ import pytest
 from litestar import Litestar
 from sqlalchemy import Engine, text
 
-from gateway.app import HANDLERS
+from gateway.app import handlers
 from gateway.console import csv_file
 from gateway.routes import openapi
 from migrations import runner
@@ -90,7 +90,7 @@ def samples(now_us: int) -> dict[str, str]:
 @cache
 def documented_paths() -> dict[str, dict[str, Any]]:
     """Of the OpenAPI document."""
-    app = Litestar(route_handlers=HANDLERS, openapi_config=openapi.openapi_config())
+    app = Litestar(route_handlers=handlers(), openapi_config=openapi.openapi_config())
     paths: dict[str, dict[str, Any]] = openapi.document(app, app.openapi_schema.to_schema())["paths"]
     return paths
 

@@ -17,12 +17,13 @@ from gateway.records.key_use_recorder import KeyUseRecorder
 from gateway.records.refusal_recorder import WHOLE_OF_A_KIND, RefusalRecorder
 from tenants.admin.admin import Admin
 from tenants.admin.commands import KeyCreate, TenantCreate
-from tenants.admin.lists.counts import RefusalCountQuery
-from tenants.admin.lists.refusals import RefusalQuery
 from tenants.counts import refusal_store
 from tenants.counts.refusal_store import RefusedRequest
 from tenants.directory import key_uses
 from tenants.errors import DatabaseUnavailable, Invalid, NotFound
+from tenants.resources.counts import REFUSAL_COUNTS, RefusalCountQuery
+from tenants.resources.reading import read_page
+from tenants.resources.refusals import REFUSALS, RefusalQuery
 from tenants.storage.database import Database, open_database
 from tenants.storage.tables import flushes, refusal_counts, refusals
 from tests.support.quota import NOON_S, Clock
@@ -233,7 +234,7 @@ async def test_pages_go_on_where_they_ended_while_rows_arrive(
     await recorder.flush()
     query, seen, cursor = RefusalQuery(tenant="acme"), [], None
     while True:
-        page = await admin.read_refusals(query, cursor=cursor, limit=10)
+        page = await read_page(admin, REFUSALS, query, cursor=cursor, limit=10)
         seen += [row.request_id for row in page.rows]
         cursor = page.next_cursor
         if cursor is None:
@@ -242,11 +243,11 @@ async def test_pages_go_on_where_they_ended_while_rows_arrive(
         await recorder.flush()
     assert seen == sorted(seen, reverse=True)
     assert len(seen) == len(set(seen)) == 25
-    first = await admin.read_refusals(query, limit=1)
+    first = await read_page(admin, REFUSALS, query, limit=1)
     with pytest.raises(Invalid, match="cursor"):
-        await admin.read_refusals(RefusalQuery(), cursor=first.next_cursor)
+        await read_page(admin, REFUSALS, RefusalQuery(), cursor=first.next_cursor)
     with pytest.raises(Invalid, match="cursor"):
-        await admin.read_refusals(query, cursor=first.next_cursor, of_tenant=tenant.tenant_id)
+        await read_page(admin, REFUSALS, query, cursor=first.next_cursor, of_tenant=tenant.tenant_id)
 
 
 async def test_a_tenants_cursor_names_no_request_of_another(
@@ -261,7 +262,7 @@ async def test_a_tenants_cursor_names_no_request_of_another(
     await recorder.flush()
     query, cursor = RefusalQuery(limit_id="lim_theirs"), None
     while True:
-        page = await admin.read_refusals(query, cursor=cursor, of_tenant=acme.tenant_id)
+        page = await read_page(admin, REFUSALS, query, cursor=cursor, of_tenant=acme.tenant_id)
         assert page.rows == []
         cursor = page.next_cursor
         if cursor is None:
@@ -284,7 +285,7 @@ async def test_each_filter_finds_its_own(admin: Admin, recorder: RefusalRecorder
     await recorder.flush()
 
     async def found(of_tenant: str | None = None, **given: str) -> set[str]:
-        page = await admin.read_refusals(RefusalQuery(**given), of_tenant=of_tenant)
+        page = await read_page(admin, REFUSALS, RefusalQuery(**given), of_tenant=of_tenant)
         return {row.request_id for row in page.rows}
 
     assert await found() == {"req_mine", "req_other", "req_platform"}
@@ -301,7 +302,7 @@ async def test_each_filter_finds_its_own(admin: Admin, recorder: RefusalRecorder
     assert await found(of_tenant=acme.tenant_id) == {"req_mine", "req_platform"}
     assert await found(of_tenant=acme.tenant_id, limit_id="lim_mine") == {"req_mine"}
     assert await found(of_tenant=acme.tenant_id, limit_id="lim_all") == set(), "it is not told of it"
-    page = await admin.read_refusals(RefusalQuery(request_id="req_platform"), of_tenant=acme.tenant_id)
+    page = await read_page(admin, REFUSALS, RefusalQuery(request_id="req_platform"), of_tenant=acme.tenant_id)
     assert (page.rows[0].limit_id, page.rows[0].wanted) == ("", None)
 
 
@@ -314,19 +315,21 @@ async def test_bad_filters_are_named(admin: Admin) -> None:
         "to": {"until": "2026-01-01"},
     }.items():
         with pytest.raises(Invalid) as refused:
-            await admin.read_refusals(RefusalQuery(**given))
+            await read_page(admin, REFUSALS, RefusalQuery(**given))
         assert refused.value.field == field
     with pytest.raises(Invalid, match="before"):
-        await admin.read_refusals(RefusalQuery(since="2026-01-02T00:00:00Z", until="2026-01-01T00:00:00Z"))
+        await read_page(
+            admin, REFUSALS, RefusalQuery(since="2026-01-02T00:00:00Z", until="2026-01-01T00:00:00Z")
+        )
     with pytest.raises(NotFound):
-        await admin.read_refusals(RefusalQuery(tenant="nobody"))
+        await read_page(admin, REFUSALS, RefusalQuery(tenant="nobody"))
     for query, field in (
         (RefusalCountQuery(window="day"), "window"),
         (RefusalCountQuery(group_by="colour"), "group_by"),
         (RefusalCountQuery(since="2016-01-01T00:00:00Z"), "from"),
     ):
         with pytest.raises(Invalid) as wrong:
-            await admin.count_refusals(query)
+            await read_page(admin, REFUSAL_COUNTS, query)
         assert wrong.value.field == field
 
 
@@ -345,8 +348,8 @@ async def test_counts_by_time_and_groups_in_pages(
         rows: list[dict[str, object]] = []
         cursor = None
         while True:
-            page = await admin.count_refusals(query, cursor=cursor, limit=7)
-            rows += page.rows
+            page = await read_page(admin, REFUSAL_COUNTS, query, cursor=cursor, limit=7)
+            rows += [row.shown for row in page.rows]
             cursor = page.next_cursor
             if cursor is None:
                 return rows

@@ -11,9 +11,10 @@ from litestar import Litestar
 
 from gateway.console import csv_file
 from gateway.console.assets import address
-from gateway.console.handlers import HANDLERS
+from gateway.console.handlers import handlers
 from tenants.admin.cursor import MAX_PAGE
 from tenants.admin.lists.scans import MOST_SCANNED
+from tenants.resources.all import RESOURCES
 from tests.support.console import Browser
 from tests.support.query_plans import Recorder, Statement
 
@@ -144,7 +145,7 @@ class AskedPage:
 
 def routes() -> set[str]:
     """Of all pages and parts of pages, from the application."""
-    paths = (path for each in HANDLERS if "GET" in each.http_methods for path in each.paths)
+    paths = (path for each in handlers(RESOURCES) if "GET" in each.http_methods for path in each.paths)
     return {re.sub(r":\w+(?=\})", "", path) for path in paths}
 
 

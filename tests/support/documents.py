@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from litestar import Litestar
 
-from gateway.app import HANDLERS
+from gateway.app import handlers
 from ops.cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,7 +94,7 @@ def all_commands(group: click.Group = cli) -> Iterator[click.Command]:
 def routes() -> set[tuple[str, str]]:
     """Method and path of everything that the application answers, documented or not."""
     found: set[tuple[str, str]] = set()
-    app = Litestar(route_handlers=HANDLERS, openapi_config=None)
+    app = Litestar(route_handlers=handlers(), openapi_config=None)
     for route in app.routes:
         for handler in getattr(route, "route_handlers", ()):
             found |= {

@@ -17,22 +17,25 @@ from litestar.datastructures import State
 from litestar.events import SimpleEventEmitter
 
 import gateway.app
+from gateway.app import Resources
+from tenants.resources.all import RESOURCES
 
 _register = gateway.app.register_routes
 
 
 @cache
-def registered(cors_origins: tuple[str, ...] = ()) -> Litestar:
+def registered(cors_origins: tuple[str, ...] = (), resources: Resources = RESOURCES) -> Litestar:
     """Registered once for these origins; processes forked after a call share it."""
-    return _register(cors_origins, State(), contextlib.nullcontext)
+    return _register(cors_origins, State(), contextlib.nullcontext, resources)
 
 
 def _copied(
     cors_origins: tuple[str, ...],
     state: State,
     lifespan: Callable[[Litestar], contextlib.AbstractAsyncContextManager[None]],
+    resources: Resources = RESOURCES,
 ) -> Litestar:
-    app = copy(registered(cors_origins))
+    app = copy(registered(cors_origins, resources))
     app.state, app._lifespan_managers = state, [lifespan]
     app.asgi_router = copy(app.asgi_router)
     app.asgi_router.app = app  # whose lifespan it runs

@@ -219,7 +219,7 @@ def _prepared(asked: dict[str, Any], files: list[int]) -> Callable[[], None]:
 
 
 def _import_all() -> None:
-    commands = importlib.import_module("ops.cli.main").COMMANDS
+    commands = importlib.import_module("ops.cli.main").OWN
     for name, where in commands.items():
         if name not in COLD_GROUPS:
             importlib.import_module(where.partition(":")[0])

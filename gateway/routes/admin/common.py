@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from litestar import Response
+from litestar.params import QueryParameter
 
 from gateway import errors
 from gateway.http.accesses import actor_of
@@ -42,14 +43,8 @@ CHANGE: dict[str, Any] = WRITE | {
 """For changes of an object that may exist."""
 WITHDRAW = CHANGE | {"body": Withdrawal, "body_is_optional": True}
 PAGED: dict[str, Any] = READ | {"parameters": {"limit": between(1, MAX_PAGE)}}
-PAGES = (
-    f"At most `limit` rows, up to {MAX_PAGE}; `next_cursor` gives the next page as `cursor`, with the same"
-    " filter."
-)
-SHORT_PAGES = (
-    "One page looks at a bounded number of rows: where few match the filter it is shorter than `limit`, or"
-    " empty, and goes on."
-)
+Since = Annotated[str | None, QueryParameter(name="from")]
+Until = Annotated[str | None, QueryParameter(name="to")]
 
 
 async def changed(

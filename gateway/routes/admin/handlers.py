@@ -16,7 +16,7 @@ from gateway.routes.admin import (
     tenants,
     upstreams,
 )
-from gateway.routes.admin.records import audit_log, calibration, flow, refusals, usage, webhooks
+from gateway.routes.admin.records import audit_log, flow, usage, webhooks
 
 HANDLERS = [
     *status.HANDLERS,
@@ -32,8 +32,6 @@ HANDLERS = [
     *upstreams.HANDLERS,
     *usage.HANDLERS,
     *people.HANDLERS,
-    *refusals.HANDLERS,
-    *calibration.HANDLERS,
     *flow.HANDLERS,
     *webhooks.HANDLERS,
 ]

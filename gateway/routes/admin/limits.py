@@ -14,7 +14,6 @@ from gateway.http.authentication import principal_of
 from gateway.routes.admin.common import (
     CHANGE,
     PAGED,
-    PAGES,
     READ,
     actor,
     changed,
@@ -26,7 +25,7 @@ from gateway.routes.admin.common import (
 from gateway.routes.context import admin_of, asked, gateway_of, json_response
 from gateway.routes.views.limits_view import MAX_USES_SHOWN, own_limits, uses
 from tenants.admin.commands import LimitOverride, LimitSet
-from tenants.admin.cursor import DEFAULT_PAGE
+from tenants.admin.cursor import DEFAULT_PAGE, PAGES
 from tenants.directory.records import limit_as_json
 from tenants.errors import Invalid
 from tenants.quota.store import IN_A_CLUSTER

@@ -9,7 +9,6 @@ from gateway.http.asgi import Request
 from gateway.routes.admin.common import (
     CHANGE,
     PAGED,
-    PAGES,
     READ,
     WRITE,
     actor,
@@ -19,6 +18,7 @@ from gateway.routes.admin.common import (
     tagged,
 )
 from gateway.routes.context import admin_of, asked, gateway_of, json_response
+from tenants.admin.cursor import PAGES
 from tenants.people.person import Person, PersonChange, PersonInvite, link_path
 from tenants.people.roles import Role
 from tenants.people.sessions import Session

@@ -12,12 +12,21 @@ from gateway import errors
 from gateway.flow.control_rules import Knob
 from gateway.http.asgi import Request
 from gateway.requests.schemas import PolicyChange
-from gateway.routes.admin.common import CHANGE, READ, actor, changed, if_match, tagged
+from gateway.routes.admin.common import (
+    CHANGE,
+    PAGED,
+    READ,
+    Since,
+    Until,
+    actor,
+    changed,
+    if_match,
+    tagged,
+)
 from gateway.routes.context import admin_of, asked, gateway_of, json_response
 from gateway.routes.openapi_fields import between, one_of
-from gateway.routes.refusals import BOUNDS, PAGES, Since, Until
 from gateway.routes.views.policy_view import MAX_DECISIONS, MAX_STEPS, change_policy, policy_of
-from tenants.admin.cursor import DEFAULT_PAGE
+from tenants.admin.cursor import DEFAULT_PAGE, PAGES
 from tenants.admin.lists.moves import MoveQuery
 from tenants.counts.move_store import KEPT_S
 
@@ -76,7 +85,7 @@ async def set_policy(request: Request) -> Response[bytes]:
 
 @get(
     "/admin/v1/policy/moves",
-    opt=READ | {"parameters": BOUNDS | {"knob": one_of(Knob)}},
+    opt=PAGED | {"parameters": PAGED["parameters"] | {"knob": one_of(Knob)}},
     summary="List the moves of the control loops, made or advised, each with its reason",
     description="The newest first, of all gateways of the database; `knobs`: where all knobs of the model"
     " really stood after the move. Filters: `model`, `knob`, `made` (false: only advised), `from` and `to`"

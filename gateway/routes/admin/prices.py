@@ -6,10 +6,10 @@ from litestar import Response, get, post
 from litestar.params import FromQuery
 
 from gateway.http.asgi import Request
-from gateway.routes.admin.common import CHANGE, PAGED, PAGES, actor, changed, if_match, paged, tagged
+from gateway.routes.admin.common import CHANGE, PAGED, actor, changed, if_match, paged, tagged
 from gateway.routes.context import admin_of, asked
 from tenants.admin.commands import PriceSet
-from tenants.admin.cursor import DEFAULT_PAGE
+from tenants.admin.cursor import DEFAULT_PAGE, PAGES
 from tenants.admin.prices import PriceRow, as_stored
 
 

@@ -16,7 +16,7 @@ from gateway.explain.explanation import sat_out_for, steps_of
 from gateway.http.asgi import Request
 from gateway.pools.request_actions import CANCEL, LIST, MOVE, OFFER, SHOW, STATUSES, RequestAction
 from gateway.requests.schemas import TierChangeBody
-from gateway.routes.admin.common import PAGED, PAGES, READ, SHORT_PAGES, WRITE, actor, named, paged
+from gateway.routes.admin.common import PAGED, READ, WRITE, actor, named, paged
 from gateway.routes.context import admin_of, asked, json_response
 from gateway.routes.openapi_fields import one_of
 from gateway.routes.requests import (
@@ -33,7 +33,7 @@ from gateway.routes.requests import (
     shown_request,
 )
 from tenants.admin.audit import Actor
-from tenants.admin.cursor import DEFAULT_PAGE
+from tenants.admin.cursor import DEFAULT_PAGE, PAGES, SHORT_PAGES
 from tenants.admin.lists.requests import RequestQuery
 from tenants.admin.lists.scans import MOST_SCANNED
 from tenants.types import Tier

@@ -10,9 +10,9 @@ from gateway.http.asgi import Request
 from gateway.routes.admin.common import (
     CHANGE,
     PAGED,
-    PAGES,
     READ,
-    SHORT_PAGES,
+    Since,
+    Until,
     actor,
     changed,
     if_match,
@@ -22,9 +22,8 @@ from gateway.routes.admin.common import (
 )
 from gateway.routes.context import admin_of, asked, gateway_of, json_response
 from gateway.routes.openapi_fields import one_of
-from gateway.routes.refusals import BOUNDS, Since, Until
 from tenants.admin.commands import SloSet
-from tenants.admin.cursor import DEFAULT_PAGE
+from tenants.admin.cursor import DEFAULT_PAGE, PAGES, SHORT_PAGES
 from tenants.slo.slo import METRICS, PERIOD_DAYS, Missed, Slo
 from tenants.types import Tier
 
@@ -93,7 +92,7 @@ async def slo_report(
 
 @get(
     "/admin/v1/slo/misses",
-    opt=PAGED | {"parameters": PAGED["parameters"] | BOUNDS | {"tier": one_of(Tier), "cause": one_of(Cause)}},
+    opt=PAGED | {"parameters": PAGED["parameters"] | {"tier": one_of(Tier), "cause": one_of(Cause)}},
     summary="Missed targets, the newest first, with their cause and its evidence",
     description=f"`cause`: {', '.join(Cause)}. {PAGES} {SHORT_PAGES}",
 )

@@ -14,7 +14,6 @@ from gateway.requests.schemas import KeyRotate
 from gateway.routes.admin.common import (
     CHANGE,
     PAGED,
-    PAGES,
     READ,
     WITHDRAW,
     WRITE,
@@ -27,7 +26,7 @@ from gateway.routes.admin.common import (
 )
 from gateway.routes.context import admin_of, asked, asked_or_not, json_response
 from tenants.admin.commands import KeyChange, KeyCreate, ProjectCreate, TenantChange, TenantCreate, Withdrawal
-from tenants.admin.cursor import DEFAULT_PAGE
+from tenants.admin.cursor import DEFAULT_PAGE, PAGES
 from tenants.directory.records import ApiKey, Project, Tenant
 
 

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from ops.cli.admin.administer import administer
 from ops.cli.base import Failure, PageCommand, answer, group, settings_now
 from ops.cli.live import call, running_server
-from ops.cli.options import PastInstant
+from ops.cli.resource_commands import add_to
 from ops.reporting import table
-from tenants.admin.cursor import MAX_PAGE
-from tenants.admin.lists.counts import ALL_CALIBRATION_GROUPS, CalibrationQuery
-from tenants.counts.calibration import FIGURES, KINDS
-from tenants.types import Tier
-
-if TYPE_CHECKING:
-    from tenants.admin.admin import Admin
+from tenants.resources.counts import CALIBRATION
 
 ENGINE_OPTION = click.option(
     "--engine-id", default="engine-0", show_default=True, help="Its name in the data directory."
@@ -65,54 +58,7 @@ def report(engine_id: str) -> None:
     answer(scores, lambda: _show(scores))
 
 
-@forecast.command()
-@click.option(
-    "--group-by",
-    default=ALL_CALIBRATION_GROUPS,
-    show_default=True,
-    help="Some of these, with commas between them.",
-)
-@click.option("--model")
-@click.option("--tier", type=click.Choice([tier.value for tier in Tier]))
-@click.option("--figure", type=click.Choice(FIGURES))
-@click.option("--kind", type=click.Choice(KINDS), help="Binding: redeemed quotes.")
-@click.option("--from", "since", type=PastInstant(), help="An instant, or 24h, 7d ago.  [default: 7d]")
-@click.option("--to", "until", type=PastInstant(), help="Before then: an instant, or 24h, 7d ago.")
-@click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=100, show_default=True)
-@click.option("--cursor", help="Next page of a list with the same filter.")
-def calibration(limit: int, cursor: str | None, **given: Any) -> None:
-    """Told against happened: how many requests stayed within the p50 and the p90 that they were told.
-
-    \b
-    --json answers, with the groups that were asked for:
-      {"data": [{"model": "m", "tier": "standard", "figure": "ttft", "wait_bucket": 2, "kind": "plain",
-       "requests": 812, "within_p50": 431, "within_p90": 760}, …], "next_cursor": null}
-    """
-    query = CalibrationQuery(**given)
-
-    async def read(admin: Admin) -> dict[str, Any]:
-        page = await admin.read_calibration(query, cursor=cursor, limit=limit)
-        return {"data": page.rows, "next_cursor": page.next_cursor}
-
-    document = administer(read)
-
-    def text() -> None:
-        table(
-            "told against happened",
-            ("model", "tier", "figure", "wait bucket", "kind", "requests", "within p50", "within p90"),
-            [
-                (
-                    *(row.get(name) for name in ("model", "tier", "figure", "wait_bucket", "kind")),
-                    row["requests"],
-                    *(f"{row[name] / row['requests']:.1%}" for name in ("within_p50", "within_p90")),
-                )
-                for row in document["data"]
-            ],
-        )
-        if document["next_cursor"]:
-            click.echo(f"more: the same command with --cursor {document['next_cursor']}")
-
-    answer(document, text)
+add_to(forecast, CALIBRATION)
 
 
 @forecast.command()

@@ -8,8 +8,8 @@ import msgspec
 from sqlalchemy import Connection
 from sqlalchemy.sql import ColumnElement
 
+from tenants.admin import validation
 from tenants.admin.cursor import Page, Text, beyond, checked_limit, decode_cursor, page_of
-from tenants.admin.lists.refusals import RENAMED, text
 from tenants.admin.lists.scans import between, end_of_scan
 from tenants.admin.transaction import AdminCommands
 from tenants.counts import move_store
@@ -19,7 +19,9 @@ from tenants.storage.tables import control_moves
 Instant = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
-class MoveQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=RENAMED):
+class MoveQuery(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"since": "from", "until": "to"}
+):
     """Which moves. None: any."""
 
     model: str | None = None
@@ -62,9 +64,9 @@ def _of_moves(query: MoveQuery) -> list[ColumnElement[bool]]:
     """All but the time, indexed ones first. Raises `Invalid` for a value that no move can have."""
     columns, conditions = control_moves.c, []
     if query.knob is not None:
-        conditions.append(columns.knob == text("knob", query.knob, MAX_KNOB_CHARACTERS))
+        conditions.append(columns.knob == validation.plain_text("knob", query.knob, MAX_KNOB_CHARACTERS))
     if query.model is not None:
-        conditions.append(columns.model == text("model", query.model, MAX_MODEL_CHARACTERS))
+        conditions.append(columns.model == validation.plain_text("model", query.model, MAX_MODEL_CHARACTERS))
     if query.made is not None:
         conditions.append(columns.is_made.is_(query.made))
     return conditions

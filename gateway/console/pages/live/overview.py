@@ -22,10 +22,11 @@ from gateway.routes.context import gateway_of
 from gateway.routes.views.policy_view import tenant_names
 from tenants.admin.admin import Admin
 from tenants.admin.cursor import MAX_PAGE
-from tenants.admin.lists.counts import RefusalCountQuery
 from tenants.admin.lists.usage import UsageAsked
 from tenants.errors import DatabaseUnavailable
 from tenants.people.roles import Act
+from tenants.resources.counts import REFUSAL_COUNTS, RefusalCountQuery
+from tenants.resources.reading import read_page
 
 SLOW_EVERY_S = 10.0
 REFUSALS = RefusalCountQuery(window="hour", group_by="code")
@@ -38,12 +39,12 @@ async def read_slow_figures(admin: Admin, earlier: SlowFigures, now_s: float) ->
     try:
         usage = await admin.read_usage(UsageAsked(from_=today), limit=1)
         reports = await admin.slo_report()
-        refused = await admin.count_refusals(REFUSALS, limit=MAX_PAGE)
+        refused = await read_page(admin, REFUSAL_COUNTS, REFUSALS, limit=MAX_PAGE)
     except DatabaseUnavailable:
         return earlier
     refusals: Counter[str] = Counter()
     for row in refused.rows:
-        refusals[row["code"]] += row["count"]
+        refusals[row.shown["code"]] += row.shown["count"]
     judged = sum(report.period.total for report in reports)
     missed = sum(report.period.missed for report in reports)
     return SlowFigures(

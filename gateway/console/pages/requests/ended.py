@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.console.formats import exact_dollars
-from gateway.console.pages.requests.filters import Filters, TenantScope, checked
+from gateway.console.pages.filters import Filters, TenantScope, checked
 from gateway.console.pages.requests.record_list import Record, RecordList
 from gateway.domain.outcomes import RequestOutcome
 from gateway.explain.attribution import Cause

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.console.pages.requests.filters import Filters, TenantScope, checked
+from gateway.console.pages.filters import Filters, TenantScope, checked
 from gateway.console.pages.requests.misses_shown import METRICS, WHAT_TO_DO, WHY, cause_words
 from gateway.console.pages.requests.record_list import Record, RecordList
 from gateway.explain.attribution import Cause

@@ -13,18 +13,19 @@ from litestar import Response
 from engine.forecast.calibration import longest_wait_s
 from gateway.console import formats
 from gateway.console.access import page, visit_of
-from gateway.console.pages.requests.filters import FILTER_ERRORS, Filters, checked, filters_of
+from gateway.console.pages.filters import FILTER_ERRORS, Filters, checked, filters_of
 from gateway.console.rendering import page_response
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin import validation
 from tenants.admin.admin import Admin
-from tenants.admin.lists.counts import USUAL_CALIBRATION_S, CalibrationQuery
 from tenants.admin.lists.usage import UsageAsked
 from tenants.counts.calibration import FIGURES, KINDS
 from tenants.directory.records import from_us, to_us
 from tenants.errors import Invalid
 from tenants.people.roles import Act
+from tenants.resources.counts import CALIBRATION, USUAL_CALIBRATION_S, CalibrationQuery
+from tenants.resources.reading import read_page
 from tenants.types import Tier
 
 PATH = "/console/quotes"
@@ -147,7 +148,8 @@ async def read_quotes(admin: Admin, filters: Filters, span: Span) -> dict[str, A
 
     async def groups(group_by: str, of: str | None = figure) -> Iterable[Mapping[str, Any]]:
         query = CalibrationQuery(group_by=group_by, figure=of, **same)
-        return (await admin.read_calibration(query, limit=MOST_GROUPS)).rows
+        page = await read_page(admin, CALIBRATION, query, limit=MOST_GROUPS)
+        return [row.shown for row in page.rows]
 
     figures = {row["figure"]: kept_figure(row) for row in await groups("figure", None)}
     days = await groups("day")

@@ -12,14 +12,14 @@ from litestar.handlers import HTTPRouteHandler
 from gateway.console.access import page, visit_of
 from gateway.console.csv_file import FILE_ROWS, csv_list
 from gateway.console.form_errors import FormProblem
-from gateway.console.pages.new_rows import MOST_NEW, NEW, new_rows, newer_than
-from gateway.console.pages.requests.filters import (
+from gateway.console.pages.filters import (
     FILTER_ERRORS,
     Filters,
     TenantScope,
     filters_of,
     tenant_scope,
 )
+from gateway.console.pages.new_rows import MOST_NEW, NEW, new_rows, newer_than
 from gateway.console.rendering import page_response
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of

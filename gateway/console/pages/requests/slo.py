@@ -9,8 +9,8 @@ from litestar import Response
 
 from gateway.console import formats
 from gateway.console.access import page, visit_of
+from gateway.console.pages.filters import FILTER_ERRORS, Filters, filters_of, tenant_scope
 from gateway.console.pages.requests import misses
-from gateway.console.pages.requests.filters import FILTER_ERRORS, Filters, filters_of, tenant_scope
 from gateway.console.pages.requests.misses_shown import METRICS
 from gateway.console.rendering import page_response
 from gateway.explain.attribution import Cause

@@ -11,11 +11,11 @@ from litestar.params import FromQuery
 
 from gateway import errors
 from gateway.http.asgi import Request
-from gateway.routes.admin.common import PAGED, PAGES, READ, SHORT_PAGES, paged
+from gateway.routes.admin.common import PAGED, READ, paged
 from gateway.routes.context import admin_of, gateway_of, json_response
 from gateway.routes.openapi_fields import between, form, one_of
 from tenants.admin.audit import MAX_TEXT, AuditRow
-from tenants.admin.cursor import DEFAULT_PAGE
+from tenants.admin.cursor import DEFAULT_PAGE, PAGES, SHORT_PAGES
 from tenants.admin.lists.audit import KINDS, AuditQuery
 from tenants.audit.checkpoints import StoredCheckpoint
 from tenants.audit.log import MAX_ENTRIES

@@ -9,10 +9,10 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 
 from gateway import errors
 from gateway.http.asgi import Request
-from gateway.routes.admin.common import PAGED, PAGES, READ, WRITE, actor, listed, named, paged
+from gateway.routes.admin.common import PAGED, READ, WRITE, actor, listed, named, paged
 from gateway.routes.context import admin_of, asked, asked_or_not, json_response
 from gateway.routes.openapi_fields import one_of
-from tenants.admin.cursor import DEFAULT_PAGE
+from tenants.admin.cursor import DEFAULT_PAGE, PAGES
 from tenants.admin.webhooks import MOST_SHOWN, DeliveryAgain, Webhook, WebhookAdd
 from tenants.outbox.kinds import SUBJECTS
 from tenants.outbox.outbox import Delivery

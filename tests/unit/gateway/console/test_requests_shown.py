@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from gateway.console.pages.filters import Filters
 from gateway.console.pages.new_rows import newer_than, words_for
 from gateway.console.pages.requests import slo
-from gateway.console.pages.requests.filters import Filters
 from gateway.console.pages.requests.misses_shown import WHAT_TO_DO, WHY, miss_shown
 from gateway.console.pages.requests.quotes import bucket_words, span_of
 from gateway.console.pages.requests.request import trace_address

@@ -1,0 +1,131 @@
+"""Routes of resources: list, one, its tenant's own list, and acts, each from the resource's declaration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from litestar import Response, get
+from litestar.handlers import HTTPRouteHandler
+from litestar.handlers import delete as delete_route
+from litestar.handlers import patch as patch_route
+from litestar.handlers import post as post_route
+from litestar.handlers import put as put_route
+
+from gateway import errors
+from gateway.domain.ids import request_id_of
+from gateway.http.asgi import Request
+from gateway.http.authentication import principal_of
+from gateway.routes.admin.common import CHANGE, actor, changed, if_match, named, paged, tagged
+from gateway.routes.context import admin_of, asked, asked_or_not, json_response
+from gateway.routes.views.resource_rows import json_of
+from tenants.admin.cursor import DEFAULT_PAGE
+from tenants.resources.reading import query_of, read_page
+from tenants.resources.resource import ActCall, Kind, ListQuery, Resource, ResourceAct, filters_of
+
+_METHODS = {"POST": post_route, "PATCH": patch_route, "DELETE": delete_route, "PUT": put_route}
+PAGE_PARAMETERS = ("cursor", "limit")
+
+
+def handlers(resources: Iterable[Resource[Any]]) -> list[HTTPRouteHandler]:
+    made: list[HTTPRouteHandler] = []
+    for resource in resources:
+        made.append(_list(resource))
+        if resource.own is not None:
+            made.append(_own_list(resource))
+        if resource.find is not None:
+            made.append(_one(resource))
+        made += [_act(resource, act) for act in resource.acts]
+    return made
+
+
+def given_in(values: Mapping[str, str], query: type[ListQuery]) -> dict[str, str]:
+    """The fields of a query from the parameters of an address."""
+    return {
+        one.field: request_id_of(values[one.name]) if one.filter.kind is Kind.REQUEST else values[one.name]
+        for one in filters_of(query)
+        if one.name in values
+    }
+
+
+async def _listed(request: Request, resource: Resource[Any], of_tenant: str | None = None) -> Response[bytes]:
+    values: dict[str, str] = dict(request.query_params.items())
+    filters = filters_of(resource.query)
+    known = [one.name for one in filters if of_tenant is None or one.filter.kind is not Kind.TENANT]
+    for name in values:
+        if name not in (*known, *PAGE_PARAMETERS):
+            raise errors.bad_request(
+                f"Unknown parameter: '{name[:64]}'. This list takes {', '.join((*known, *PAGE_PARAMETERS))}.",
+                name[:64],
+                code="unknown_parameter",
+            )
+    text = values.get("limit", str(DEFAULT_PAGE))
+    try:
+        limit = int(text)
+    except ValueError:
+        raise errors.bad_request(f"Invalid 'limit': '{text[:64]}' is not a whole number.", "limit") from None
+    query = query_of(resource.query, given_in(values, resource.query))
+    page = await read_page(
+        admin_of(request), resource, query, cursor=values.get("cursor"), limit=limit, of_tenant=of_tenant
+    )
+    return await paged(request, page, lambda row: json_of(resource, row))
+
+
+def _list(resource: Resource[Any]) -> HTTPRouteHandler:
+    opt = {"scope": resource.scope, "query": resource.query}
+
+    @get(resource.path, opt=opt, summary=resource.summary, description=resource.description or None)
+    async def listed(request: Request) -> Response[bytes]:
+        return await _listed(request, resource)
+
+    return listed
+
+
+def _own_list(resource: Resource[Any]) -> HTTPRouteHandler:
+    own = resource.own
+    assert own is not None
+    opt = {"scope": own.scope, "query": resource.query, "is_own": True}
+
+    @get(own.path, opt=opt, summary=own.summary, description=own.description or None)
+    async def listed(request: Request) -> Response[bytes]:
+        return await _listed(request, resource, principal_of(request).tenant_id)
+
+    return listed
+
+
+def _one(resource: Resource[Any]) -> HTTPRouteHandler:
+    find = resource.find
+    assert find is not None
+
+    @get(
+        f"{resource.path}/{{reference:str}}", opt={"scope": resource.scope}, summary=f"Show a {resource.name}"
+    )
+    async def shown(request: Request) -> Response[bytes]:
+        reference = request.path_params[resource.name]
+        row = await admin_of(request).read(lambda connection: find(connection, reference))
+        stored = resource.as_json(row)
+        return tagged(json_response(await named(request, stored)), stored)
+
+    return shown
+
+
+def _act(resource: Resource[Any], act: ResourceAct) -> HTTPRouteHandler:
+    opt: dict[str, Any] = dict(CHANGE) | {"scope": act.scope}
+    if act.command is not None:
+        opt |= {"body": act.command, "body_is_optional": act.is_body_optional}
+    path = resource.path + act.path.replace("{reference}", f"{{{resource.name}:str}}")
+
+    @_METHODS[act.method](
+        path, status_code=act.status, opt=opt, summary=act.summary, description=act.description or None
+    )
+    async def done(request: Request) -> Response[bytes]:
+        reference = request.path_params[resource.name] if act.is_on_one else ""
+        command = None
+        if act.command is not None:
+            read = asked_or_not if act.is_body_optional else asked
+            command = await read(request, act.command)
+        call = ActCall(actor(request), reference, command, if_match(request))
+        made = await act.run(admin_of(request), call)
+        return await changed(request, await named(request, made.shown), act.status, stored=made.stored)
+
+    return done

@@ -1,0 +1,192 @@
+"""Commands of resources: `list` and each act, with options from the structs that routes and pages take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ops.cli.admin.administer import actor, administer
+from ops.cli.base import Command, Group, answer
+from ops.cli.options import Duration, PastInstant
+from ops.reporting import table
+from tenants.admin.cursor import MAX_PAGE
+from tenants.errors import Invalid
+from tenants.fields import CommandField, command_of, fields_of
+from tenants.resources.reading import query_of, read_page
+from tenants.resources.resource import (
+    ActCall,
+    Form,
+    Json,
+    Kind,
+    NamedFilter,
+    Resource,
+    ResourceAct,
+    Shown,
+    filters_of,
+)
+
+if TYPE_CHECKING:
+    from tenants.admin.admin import Admin
+
+DEFAULT_ROWS = 50
+
+
+def groups(resources: Iterable[Resource[Any]]) -> dict[str, Group]:
+    """A group for each noun, by its name, with its lists and acts."""
+    made: dict[str, Group] = {}
+    for resource in resources:
+        group = made.setdefault(
+            resource.name, Group(resource.name, help=resource.group_help or f"{resource.title}.")
+        )
+        add_to(group, resource)
+    return made
+
+
+def add_to(group: Group, resource: Resource[Any]) -> None:
+    group.add_command(list_command(resource))
+    for act in resource.acts:
+        group.add_command(act_command(resource, act))
+
+
+def list_command(resource: Resource[Any]) -> Command:
+    options: list[click.Parameter] = [_filter_option(one) for one in filters_of(resource.query)]
+    options += [
+        click.Option(
+            ["--limit"],
+            type=click.IntRange(1, MAX_PAGE),
+            default=DEFAULT_ROWS,
+            show_default=True,
+            help="Rows at most.",
+        ),
+        click.Option(["--cursor"], help="Next page of a list with the same filter."),
+    ]
+    return Command(
+        resource.command,
+        params=options,
+        callback=partial(_list, resource),
+        help=resource.command_help or f"{resource.summary}.",
+    )
+
+
+def _list(resource: Resource[Any], limit: int, cursor: str | None, **given: Any) -> None:
+    async def read(admin: Admin) -> Json:
+        query = query_of(resource.query, given)
+        page = await read_page(admin, resource, query, cursor=cursor, limit=limit)
+        rows = await admin.with_names(resource.as_json(row) for row in page.rows)
+        return {"data": rows, "next_cursor": page.next_cursor}
+
+    document = administer(read)
+
+    def text() -> None:
+        rows, shown = document["data"], [part for part in resource.shown if part.in_table]
+        shown = [part for part in shown if not rows or any(_has(row, part) for row in rows)]
+        table(
+            resource.title.lower(),
+            [part.label.lower() for part in shown],
+            [cells(row, shown) for row in rows],
+        )
+        if document["next_cursor"]:
+            click.echo(f"more: the same command with --cursor {document['next_cursor']}")
+
+    answer(document, text)
+
+
+_NAMES = {Form.TENANT: "tenant_id", Form.PROJECT: "project_id", Form.KEY: "key_id"}
+
+
+def _has(row: Mapping[str, Any], shown: Shown) -> bool:
+    return _NAMES.get(shown.form, shown.name) in row
+
+
+def cells(row: Mapping[str, Any], shown: Iterable[Shown]) -> list[object]:
+    return [_cell(row, part) for part in shown]
+
+
+def _cell(row: Mapping[str, Any], shown: Shown) -> object:
+    value = row.get(shown.name)
+    match shown.form:
+        case Form.TENANT | Form.PROJECT:
+            return value or row.get(_NAMES[shown.form])
+        case Form.KEY:
+            return row.get("key_name") or row.get("key_id")
+    if value is None:
+        return None
+    match shown.form:
+        case Form.INSTANT:
+            return f"{value[:19]}Z"
+        case Form.NUMBER:
+            return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
+        case Form.SECONDS:
+            return f"{value:.3g} s"
+        case Form.SHARE:
+            return f"{value:.0%}"
+        case _:
+            return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+def _filter_option(one: NamedFilter) -> click.Option:
+    kind, declared = one.filter.kind, one.filter
+    name = f"--{one.name.replace('_', '-')}"
+    if kind is Kind.FLAG:
+        return click.Option([f"{name}/--no-{name[2:]}", one.field], default=None, help=declared.help)
+    kinds: dict[Kind, Any] = {
+        Kind.CHOICE: click.Choice(declared.choices),
+        Kind.SINCE: PastInstant(),
+        Kind.UNTIL: PastInstant(),
+    }
+    words = declared.help
+    if kind in (Kind.SINCE, Kind.UNTIL):
+        words = f"{words.rstrip('.')}: an instant, or 24h, 7d ago."
+    return click.Option(
+        [name, one.field],
+        type=kinds.get(kind, str),
+        default=one.default,
+        show_default=one.default is not None,
+        help=words or None,
+    )
+
+
+def act_command(resource: Resource[Any], act: ResourceAct) -> Command:
+    """The command of an act; its reference, where it has one, comes first."""
+    params: list[click.Parameter] = []
+    if act.is_on_one:
+        params.append(click.Argument(["reference"], metavar=resource.name.upper()))
+    params += [] if act.command is None else [field_option(one) for one in fields_of(act.command)]
+    return Command(
+        act.verb.replace("_", "-"),
+        params=params,
+        callback=partial(_act, resource, act),
+        help=f"{act.summary}.\n\n{act.description}".strip(),
+    )
+
+
+def field_option(one: CommandField) -> click.Option:
+    kinds: dict[type, Any] = {int: int, float: Duration() if one.field.is_duration else float}
+    if one.is_flag:
+        return click.Option([one.option, one.name], is_flag=True, default=False, help=one.field.help or None)
+    kind = click.Choice(one.field.choices) if one.field.choices else kinds.get(one.kind, str)
+    return click.Option(
+        [one.option, one.name],
+        type=kind,
+        required=one.is_required,
+        multiple=one.kind is list,
+        help=one.field.help or None,
+    )
+
+
+def _act(resource: Resource[Any], act: ResourceAct, reference: str = "", **given: Any) -> None:
+    try:
+        command = None if act.command is None else command_of(act.command, given)
+    except Invalid as error:
+        raise click.UsageError(str(error)) from None
+
+    async def run(admin: Admin) -> Json:
+        done = await act.run(admin, ActCall(actor(), reference, command))
+        return (await admin.with_names([done.shown]))[0]
+
+    shown = administer(run)
+    name = shown.get("name") or shown.get("id") or reference
+    answer(shown, f"{resource.name} {name}: {act.verb.replace('_', ' ')}, done")

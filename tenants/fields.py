@@ -1,0 +1,114 @@
+"""How the fields of commands are described and taken, for bodies, options and forms alike. Pure."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from tenants.errors import Invalid
+
+C = TypeVar("C", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Stands in the annotation of a command's field."""
+
+    help: str = ""
+    label: str = ""
+    """On forms; empty: the field's name."""
+    option: str = ""
+    """On the command line; empty: the name with dashes."""
+    choices: tuple[str, ...] = ()
+    schema: Mapping[str, Any] | None = None
+    """Further keywords of JSON Schema: bounds and forms, from the constants that check them."""
+    is_duration: bool = False
+    """Seconds, on the command line as a duration such as 30m."""
+    is_secret: bool = False
+    """Never shown again, nor kept."""
+
+
+class CommandField(NamedTuple):
+    name: str
+    kind: type
+    """`str`, `int`, `float`, `bool`, `list` or `dict`; of an optional field the kind it may have."""
+    default: Any
+    """`msgspec.NODEFAULT`: it must be given."""
+    field: Field
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is msgspec.NODEFAULT
+
+    @property
+    def is_flag(self) -> bool:
+        return self.kind is bool
+
+    @property
+    def option(self) -> str:
+        return self.field.option or "--" + self.name.replace("_", "-")
+
+    @property
+    def label(self) -> str:
+        return self.field.label or self.name.replace("_", " ").capitalize()
+
+
+@cache
+def fields_of(command: type[msgspec.Struct]) -> tuple[CommandField, ...]:
+    """In the struct's order."""
+    hints, fields = get_type_hints(command, include_extras=True), []
+    for one in msgspec.structs.fields(command):
+        declared, kind = _declared(hints[one.name])
+        default = one.default
+        if one.default_factory is not msgspec.NODEFAULT:
+            default = one.default_factory()
+        fields.append(CommandField(one.name, kind, default, declared))
+    return tuple(fields)
+
+
+def _declared(hint: Any) -> tuple[Field, type]:
+    given = Field()
+    if get_origin(hint) is Annotated:
+        hint, *metadata = get_args(hint)
+        given = next((part for part in metadata if isinstance(part, Field)), given)
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next(part for part in get_args(hint) if part is not type(None))
+        if get_origin(hint) is Annotated:
+            hint = get_args(hint)[0]
+    if get_origin(hint) is Literal:
+        return given, str
+    return given, get_origin(hint) or hint
+
+
+def command_of(command: type[C], given: Mapping[str, Any]) -> C:
+    """The command from fields as typed, in which an empty text stands for a field that is left out. Raises
+    `Invalid` for the first field that is missing or of another kind."""
+    values: dict[str, Any] = {}
+    for one in fields_of(command):
+        value = given.get(one.name)
+        if value is None or value == "" or value == ():
+            if one.is_required:
+                raise Invalid(one.name, "is missing")
+            continue
+        values[one.name] = _as_kind(one, value)
+    return command(**values)
+
+
+def _as_kind(one: CommandField, value: Any) -> Any:
+    if not isinstance(value, str):
+        return list(value) if one.kind is list else value
+    if one.kind is bool:
+        return value == "yes"
+    if one.kind is list:
+        return [part.strip() for part in value.split(",") if part.strip()]
+    if one.kind in (int, float):
+        try:
+            return one.kind(value.replace(",", ""))
+        except ValueError:
+            raise Invalid(one.name, f"{value[:40]!r} is not a number") from None
+    return value

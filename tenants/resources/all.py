@@ -1,0 +1,11 @@
+"""All resources, as the product serves them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tenants.resources.counts import CALIBRATION, REFUSAL_COUNTS
+from tenants.resources.refusals import REFUSALS
+from tenants.resources.resource import Resource
+
+RESOURCES: tuple[Resource[Any], ...] = (REFUSALS, REFUSAL_COUNTS, CALIBRATION)

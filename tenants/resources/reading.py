@@ -1,0 +1,160 @@
+"""Reads a page of a resource: filters become conditions, and the cursor goes on where the last page ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from sqlalchemy import Connection
+from sqlalchemy.sql import ColumnElement
+
+from tenants.admin import validation
+from tenants.admin.admin import Admin
+from tenants.admin.cursor import (
+    DEFAULT_PAGE,
+    Number,
+    Page,
+    SortKey,
+    Text,
+    beyond,
+    checked_limit,
+    decode_cursor,
+    page_of,
+)
+from tenants.admin.lists.scans import between, end_of_scan
+from tenants.directory import queries
+from tenants.errors import Invalid
+from tenants.resources.resource import Kind, ListQuery, NamedFilter, PageRequest, Resource, filters_of
+
+R = TypeVar("R")
+Conditions = dict[str, ColumnElement[bool]]
+BOUNDED: dict[type, Any] = {int: Number, str: Text}
+"""Of a cursor's values."""
+
+
+async def read_page(
+    admin: Admin,
+    resource: Resource[R],
+    query: ListQuery,
+    *,
+    cursor: str | None = None,
+    limit: int = DEFAULT_PAGE,
+    of_tenant: str | None = None,
+) -> Page[R]:
+    """`of_tenant`: the rows of the tenant with this id, as it may see them. A page may be shorter than
+    `limit` before the list ends. Raises `Invalid`, `NotFound`, `DatabaseUnavailable`."""
+    filters, most = msgspec.to_builtins(query), checked_limit(limit)
+    for one in filters_of(resource.query):
+        _check(one, getattr(query, one.field))
+    name = resource.list_name if of_tenant is None else f"{resource.list_name} of {of_tenant}"
+    key: Any = tuple[tuple(BOUNDED[one] for one in resource.key_types(query))]  # type: ignore[misc]
+    after = None if cursor is None else decode_cursor(name, filters, cursor, key)
+    request = PageRequest(query, after, most + 1, of_tenant, admin.now_us())
+    rows, end = await admin.read(lambda connection: resource.read(connection, request))
+    page = page_of(rows, most, name, filters, resource.sort_key, scanned_to=end)
+    if of_tenant is None or resource.own is None:
+        return page
+    return Page([resource.own.shown(row) for row in page.rows], page.next_cursor)
+
+
+def query_of(query: type[ListQuery], given: dict[str, Any]) -> ListQuery:
+    """The query from fields as given in words; None is left out. Raises `Invalid` for a flag that is none."""
+    values: dict[str, Any] = {}
+    for one in filters_of(query):
+        value = given.get(one.field)
+        if value is None:
+            continue
+        values[one.field] = _flag(one, value) if one.filter.kind is Kind.FLAG else value
+    return query(**values)
+
+
+def _flag(one: NamedFilter, value: Any) -> bool:
+    words = {"true": True, "false": False, True: True, False: False}
+    if value not in words:
+        raise Invalid(one.name, f"{str(value)[:40]!r} is not one of true, false")
+    return words[value]
+
+
+def _check(one: NamedFilter, value: Any) -> None:
+    """Raises `Invalid` for a value that the filter cannot have."""
+    if value is None:
+        return
+    if one.filter.kind is Kind.CHOICE and value not in one.filter.choices:
+        raise Invalid(one.name, f"{value[:40]!r} is not one of {', '.join(one.filter.choices)}")
+    if one.filter.kind is Kind.WORDS:
+        for word in filter(None, map(str.strip, value.split(","))):
+            if word not in one.filter.choices:
+                raise Invalid(one.name, f"{word[:40]!r} is not one of {', '.join(one.filter.choices)}")
+    if one.filter.kind in (Kind.TEXT, Kind.TENANT, Kind.PROJECT, Kind.KEY, Kind.REQUEST):
+        validation.plain_text(one.name, value, one.filter.most)
+
+
+def conditions_of(connection: Connection, request: PageRequest) -> Conditions:
+    """What the filters that have a column ask for, by field, but for the time; with `of_tenant` also that
+    tenant's. Raises `Invalid`, `NotFound`."""
+    filters = filters_of(request.query.__class__)
+    of_tenant = next((one.field for one in filters if one.filter.kind is Kind.TENANT), None)
+    whose = request.of_tenant or (of_tenant and getattr(request.query, of_tenant))
+    tenant = None if whose is None else queries.find_tenant(connection, whose)
+    conditions: Conditions = {}
+    for one in filters:
+        column, value = one.filter.column, getattr(request.query, one.field)
+        if one.filter.kind is Kind.TENANT:
+            value = whose
+        if value is None or column is None or one.filter.kind in (Kind.SINCE, Kind.UNTIL):
+            continue
+        match one.filter.kind:
+            case Kind.TENANT:
+                assert tenant is not None
+                value = tenant.tenant_id
+            case Kind.PROJECT:
+                value = queries.find_project(connection, value, tenant).project_id
+            case Kind.KEY:
+                value = queries.find_key(connection, value, tenant.tenant_id if tenant else None).key_id
+            case _:
+                pass
+        conditions[one.field] = column == value
+    return conditions
+
+
+def times_of(query: ListQuery) -> list[ColumnElement[bool]]:
+    """Conditions of the fields `since` and `until`. Raises `Invalid`."""
+    bounds = {one.filter.kind: one for one in filters_of(type(query)) if one.filter.kind in _TIMES}
+    if not bounds:
+        return []
+    since, until = bounds[Kind.SINCE], bounds[Kind.UNTIL]
+    column: Any = since.filter.column
+    return between(column, getattr(query, since.field), getattr(query, until.field))
+
+
+_TIMES = (Kind.SINCE, Kind.UNTIL)
+
+
+def read_rows(
+    connection: Connection,
+    request: PageRequest,
+    rows: Callable[[Connection, Sequence[ColumnElement[bool]], int], list[R]],
+    order: Sequence[ColumnElement[Any]],
+    indexes: Sequence[str] = (),
+    *,
+    newest_first: bool = True,
+    more: Sequence[ColumnElement[bool]] = (),
+) -> tuple[list[R], SortKey | None]:
+    """A page along an index, of a bounded number of rows. `rows`: at most so many that meet all conditions,
+    in `order`. `indexes`: fields of the query that an index serves together with the order, the most
+    selective first: the first one given is read along, with the time; the others, and `more`, are checked
+    row by row.
+    Raises `Invalid`, `NotFound`."""
+    named = conditions_of(connection, request)
+    first = next((field for field in indexes if field in named), None)
+    along = [] if first is None else [named.pop(first)]
+    along += times_of(request.query)
+    rest, end = [*named.values(), *more], None
+    if request.after is not None:
+        along.append(beyond(order, request.after, newest_first=newest_first))
+    if rest:
+        end = end_of_scan(connection, order, along, newest_first=newest_first)
+    if end is not None:
+        along.append(~beyond(order, end, newest_first=newest_first))
+    return rows(connection, [*along, *rest], request.most), end

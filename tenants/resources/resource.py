@@ -1,0 +1,340 @@
+"""A resource: one declaration of a noun, which routes, pages, commands and the configuration file read.
+
+A list or an act without a scope fails at import."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+from sqlalchemy import Connection
+from sqlalchemy.sql import ColumnElement
+
+from tenants.admin.admin import Admin
+from tenants.admin.audit import Actor
+from tenants.admin.cursor import SortKey
+from tenants.admin.transaction import IfMatch
+from tenants.people.roles import Act
+from tenants.types import SCOPES
+
+R = TypeVar("R")
+NUMBERS = ("number", "seconds", "money", "share")
+Json = dict[str, Any]
+
+
+class Kind(StrEnum):
+    """What a filter is compared with."""
+
+    TEXT = "text"
+    TENANT = "tenant"
+    """Name or id."""
+    PROJECT = "project"
+    """Id, or beside a tenant its name."""
+    KEY = "key"
+    """Id or visible prefix."""
+    REQUEST = "request"
+    """A request's id; API and pages also take that of its answer."""
+    CHOICE = "choice"
+    WORDS = "words"
+    """Some of the choices, with commas between them; empty: none."""
+    FLAG = "flag"
+    SINCE = "since"
+    """An instant with a time zone, inclusive."""
+    UNTIL = "until"
+    """The same, exclusive."""
+
+
+MOST = dict.fromkeys((Kind.TENANT, Kind.PROJECT, Kind.KEY), 64)
+"""Characters of names, ids and prefixes."""
+HELP = {
+    Kind.TENANT: "Name or id.",
+    Kind.PROJECT: "Id, or beside the tenant its name.",
+    Kind.KEY: "Id or visible prefix.",
+    Kind.REQUEST: "Its id, or that of its answer.",
+    Kind.SINCE: "From then on.",
+    Kind.UNTIL: "Before then.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """How one field of a query picks rows; stands in the field's annotation."""
+
+    column: ColumnElement[Any] | None = None
+    """None: the resource's own reader takes the value."""
+    kind: Kind = Kind.TEXT
+    label: str = ""
+    """On pages; empty: the field's name."""
+    help: str = ""
+    choices: tuple[str, ...] = ()
+    most: int = 256
+    """Characters."""
+
+
+class ListQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Base of the filters of a list: each field optional, with a `Filter` in its annotation. None: any."""
+
+
+class NamedFilter(NamedTuple):
+    field: str
+    """In the struct."""
+    name: str
+    """In addresses, and with dashes as an option: `from` of the field `since`."""
+    default: Any
+    filter: Filter
+
+
+@cache
+def filters_of(query: type[ListQuery]) -> tuple[NamedFilter, ...]:
+    """In the struct's order. Raises `TypeError` for a field without a `Filter`."""
+    hints, filters = get_type_hints(query, include_extras=True), []
+    for one in msgspec.structs.fields(query):
+        given = get_args(hints[one.name]) if get_origin(hints[one.name]) is Annotated else ()
+        declared = next((part for part in given if isinstance(part, Filter)), None)
+        if declared is None:
+            raise TypeError(f"{query.__name__}.{one.name} has no Filter in its annotation")
+        words = declared.help or HELP.get(declared.kind, "")
+        most = min(declared.most, MOST.get(declared.kind, declared.most))
+        label = declared.label or one.encode_name.replace("_", " ").capitalize()
+        filters.append(
+            NamedFilter(
+                one.name,
+                one.encode_name,
+                one.default,
+                replace(declared, help=words, label=label, most=most),
+            )
+        )
+    return tuple(filters)
+
+
+class Form(StrEnum):
+    """How a value is written on pages and in tables."""
+
+    TEXT = "text"
+    CODE = "code"
+    BADGE = "badge"
+    ID = "id"
+    """Its end, with the whole in the title."""
+    INSTANT = "instant"
+    NUMBER = "number"
+    SECONDS = "seconds"
+    MONEY = "money"
+    """Nano-dollars."""
+    SHARE = "share"
+    """0 to 1, in per cent."""
+    TENANT = "tenant"
+    PROJECT = "project"
+    KEY = "key"
+    """These by name, else by id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One value of a row, as pages and tables show it."""
+
+    name: str
+    """Of the row's JSON; of a tenant, project or key without `_id`."""
+    label: str
+    form: Form = Form.TEXT
+    link: str = ""
+    """Where it leads on pages; `{}` stands for the value."""
+    beside: bool = False
+    """On pages in one cell with the one before it."""
+    on_page: bool = True
+    in_table: bool = True
+    """Of the command."""
+
+
+class PageColumn(NamedTuple):
+    """A column of a page's table: values that stand in one cell."""
+
+    parts: tuple[Shown, ...]
+
+    @property
+    def label(self) -> str:
+        return ", ".join(part.label for part in self.parts)
+
+    @property
+    def is_number(self) -> bool:
+        return self.parts[0].form in NUMBERS
+
+    @property
+    def heading(self) -> str | tuple[str, str]:
+        """As `tables.html` takes it."""
+        return (self.label, "number") if self.is_number else self.label
+
+
+def page_columns(shown: tuple[Shown, ...]) -> list[PageColumn]:
+    columns: list[PageColumn] = []
+    for part in shown:
+        if not part.on_page:
+            continue
+        if part.beside and columns:
+            columns[-1] = PageColumn((*columns[-1].parts, part))
+        else:
+            columns.append(PageColumn((part,)))
+    return columns
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """What a reader reads one page by."""
+
+    query: Any
+    """Of the resource's `ListQuery`."""
+    after: SortKey | None
+    most: int
+    """Rows: one more than the page has, to see whether there are more."""
+    of_tenant: str | None
+    """Only what this tenant (id) may see."""
+    now_us: int
+
+
+Reader = Callable[[Connection, PageRequest], tuple[list[R], SortKey | None]]
+"""Returns rows in order, and the sort key of the last row scanned where a bound ended the scan early. Raises
+`Invalid`, `NotFound`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnList(Generic[R]):
+    """The list that a tenant's own key reads."""
+
+    path: str
+    scope: str
+    summary: str
+    description: str = ""
+    shown: Callable[[R], R] = lambda row: row
+    """A row as its tenant may see it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActCall:
+    """One call of an act."""
+
+    actor: Actor
+    reference: str = ""
+    """Which one, from the path; empty: the act is on none that is there."""
+    command: Any = None
+    """Of the act's command struct."""
+    if_match: IfMatch = None
+    tenant: str | None = None
+    """Only one of this tenant is found."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActDone:
+    shown: Mapping[str, Any]
+    """What the answer shows, once also a new secret."""
+    stored: Mapping[str, Any] | None
+    """What its entity tag is made of; None: it is gone."""
+
+
+@dataclass(frozen=True)
+class ResourceAct:
+    """A change of the noun: one transaction with its audit row."""
+
+    name: str
+    """As the audit has it, `limit.override`; what follows the dot is the command."""
+    run: Callable[[Admin, ActCall], Awaitable[ActDone]]
+    scope: str
+    """That an API key needs."""
+    act: Act
+    """That a person must be allowed to do."""
+    summary: str
+    command: type[msgspec.Struct] | None = None
+    is_body_optional: bool = False
+    method: str = "POST"
+    path: str = ""
+    """Behind the noun's own; `{reference}` names the one it changes."""
+    status: int = 200
+    description: str = ""
+    confirm: tuple[str, ...] = ()
+    """What a page says before it is done; empty: it asks nothing."""
+
+    @property
+    def verb(self) -> str:
+        return self.name.partition(".")[2]
+
+    @property
+    def is_on_one(self) -> bool:
+        return "{reference}" in self.path
+
+
+@dataclass(frozen=True)
+class Resource(Generic[R]):
+    """A noun. Rows have names beside ids wherever they are shown."""
+
+    name: str
+    """In the singular: its command group."""
+    plural: str
+    """Its address: `/admin/v1/<plural>`, `/console/<plural>`."""
+    title: str
+    record: type[R]
+    query: type[ListQuery]
+    read: Reader[R]
+    order: tuple[ColumnElement[Any], ...] | Callable[[Any], tuple[type, ...]]
+    """What the list is sorted by; its last row's values are the cursor. Or their types, by the query."""
+    as_json: Callable[[R], Json]
+    """Without secrets."""
+    shown: tuple[Shown, ...]
+    scope: str
+    """That an API key needs to list it."""
+    act: Act
+    """That a person must be allowed to do to see it."""
+    summary: str
+    description: str = ""
+    key_of: Callable[[R], SortKey] | None = None
+    """A row's values of `order`; None: its attributes of these names."""
+    command: str = "list"
+    group_help: str = ""
+    command_help: str = ""
+    own: OwnList[R] | None = None
+    find: Callable[[Connection, str], R] | None = None
+    """One by its reference. Raises `NotFound`."""
+    acts: tuple[ResourceAct, ...] = ()
+    file: tuple[str, ...] = ()
+    """Columns of the list as a CSV file; empty: it has none."""
+    has_page: bool = True
+    """False: the console shows it in pages of its own."""
+    empty: tuple[str, str] = ("There is none", "With these filters there is none; take one away.")
+    """What a page says where there are no rows, and what to do."""
+    menu: str = ""
+    """The menu's entry that its page belongs to; empty: its own."""
+
+    def __post_init__(self) -> None:
+        scopes = [self.scope, *(act.scope for act in self.acts), *([self.own.scope] if self.own else [])]
+        if unknown := [scope for scope in scopes if scope not in SCOPES]:
+            raise ValueError(f"{self.name}: a list or act has no scope that there is: {unknown}")
+        filters_of(self.query)
+
+    @property
+    def list_name(self) -> str:
+        """Of its cursors, which fit no other list."""
+        return self.plural if self.command == "list" else f"{self.plural} {self.command}"
+
+    @property
+    def path(self) -> str:
+        return f"/admin/v1/{self.plural}"
+
+    @property
+    def page_path(self) -> str:
+        return f"/console/{self.plural}"
+
+    @property
+    def page_columns(self) -> list[PageColumn]:
+        return page_columns(self.shown)
+
+    def sort_key(self, row: R) -> SortKey:
+        if self.key_of is not None:
+            return self.key_of(row)
+        assert isinstance(self.order, tuple)
+        return tuple(getattr(row, column.name) for column in self.order)
+
+    def key_types(self, query: ListQuery) -> tuple[type, ...]:
+        if callable(self.order):
+            return self.order(query)
+        return tuple(column.type.python_type for column in self.order)
