@@ -39,7 +39,7 @@ async def shown_refusals(
 ) -> Response[bytes]:
     """`of_tenant`: as this tenant may see its own."""
     admin = admin_of(request)
-    page = await admin.read_refusals(query, cursor=cursor, limit=limit, of_tenant=of_tenant)
+    page = await admin.refusals.read(query, cursor=cursor, limit=limit, of_tenant=of_tenant)
     rows = await admin.with_names(row.as_json() for row in page.rows)
     return json_response({"object": "list", "data": rows, "next_cursor": page.next_cursor})
 

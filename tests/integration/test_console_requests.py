@@ -27,6 +27,7 @@ from gateway.metrics.registry import Metrics
 from gateway.records.refusal_recorder import RefusalRecorder
 from ops.sandbox.page_reader import ConsolePage, parse_page
 from tenants.admin.admin import Admin
+from tenants.admin.transaction import Transactions
 from tenants.counts import calibration
 from tenants.counts import refusal_store as refusals
 from tenants.counts.calibration import CalibrationKey, KeptCount
@@ -406,7 +407,7 @@ async def test_a_tenant_called_like_a_script_is_shown_as_text(sqlite_url: str, t
     async with opened(sqlite_url, tmp_path / "data") as pages:
         database = open_database(sqlite_url)
         await database.write(lambda connection: connection.execute(RENAMED, {"name": odd}))
-        assert (await Admin(database, PEPPER).show_tenant("ten_1")).tenant.name == odd
+        assert (await Admin(Transactions(database, PEPPER)).tenants.show("ten_1")).tenant.name == odd
         await database.close()
         for path in ("/console/requests", "/console/requests/req_25", "/console/refusals", "/console/slo",
                      "/console/slo/misses"):  # fmt: skip

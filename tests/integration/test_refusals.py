@@ -225,7 +225,7 @@ async def test_the_oldest_rows_beyond_the_bound_go(
 async def test_pages_go_on_where_they_ended_while_rows_arrive(
     admin: Admin, recorder: RefusalRecorder, clock: Clock
 ) -> None:
-    tenant = await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    tenant = await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
     ids = (tenant.tenant_id, "prj", "key")
     for number in range(25):
         recorder.note(denied(f"lim_{number}"), f"req_{number:02}", ids)
@@ -233,7 +233,7 @@ async def test_pages_go_on_where_they_ended_while_rows_arrive(
     await recorder.flush()
     query, seen, cursor = RefusalQuery(tenant="acme"), [], None
     while True:
-        page = await admin.read_refusals(query, cursor=cursor, limit=10)
+        page = await admin.refusals.read(query, cursor=cursor, limit=10)
         seen += [row.request_id for row in page.rows]
         cursor = page.next_cursor
         if cursor is None:
@@ -242,26 +242,26 @@ async def test_pages_go_on_where_they_ended_while_rows_arrive(
         await recorder.flush()
     assert seen == sorted(seen, reverse=True)
     assert len(seen) == len(set(seen)) == 25
-    first = await admin.read_refusals(query, limit=1)
+    first = await admin.refusals.read(query, limit=1)
     with pytest.raises(Invalid, match="cursor"):
-        await admin.read_refusals(RefusalQuery(), cursor=first.next_cursor)
+        await admin.refusals.read(RefusalQuery(), cursor=first.next_cursor)
     with pytest.raises(Invalid, match="cursor"):
-        await admin.read_refusals(query, cursor=first.next_cursor, of_tenant=tenant.tenant_id)
+        await admin.refusals.read(query, cursor=first.next_cursor, of_tenant=tenant.tenant_id)
 
 
 async def test_a_tenants_cursor_names_no_request_of_another(
     admin: Admin, recorder: RefusalRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenants.admin.lists.scans.MOST_SCANNED", 2)
-    acme = await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    other = await admin.create_tenant(ACTOR, TenantCreate(name="other"))
+    acme = await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+    other = await admin.tenants.create(ACTOR, TenantCreate(name="other"))
     for number in range(3):
         recorder.note(denied("lim_theirs"), f"req_theirs_{number}", (other.tenant_id, "", ""))
         recorder.note(denied("lim_mine"), f"req_mine_{number}", (acme.tenant_id, "", ""))
     await recorder.flush()
     query, cursor = RefusalQuery(limit_id="lim_theirs"), None
     while True:
-        page = await admin.read_refusals(query, cursor=cursor, of_tenant=acme.tenant_id)
+        page = await admin.refusals.read(query, cursor=cursor, of_tenant=acme.tenant_id)
         assert page.rows == []
         cursor = page.next_cursor
         if cursor is None:
@@ -272,9 +272,9 @@ async def test_a_tenants_cursor_names_no_request_of_another(
 
 
 async def test_each_filter_finds_its_own(admin: Admin, recorder: RefusalRecorder) -> None:
-    acme = await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    other = await admin.create_tenant(ACTOR, TenantCreate(name="other"))
-    key, _ = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
+    acme = await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+    other = await admin.tenants.create(ACTOR, TenantCreate(name="other"))
+    key, _ = await admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
     mine = (acme.tenant_id, key.project_id, key.key_id)
     recorder.note(denied("lim_mine"), "req_mine", mine, model="m", tier="batch")
     recorder.note(errors.engine_unavailable(), "req_other", (other.tenant_id, "", ""), model="n")
@@ -284,7 +284,7 @@ async def test_each_filter_finds_its_own(admin: Admin, recorder: RefusalRecorder
     await recorder.flush()
 
     async def found(of_tenant: str | None = None, **given: str) -> set[str]:
-        page = await admin.read_refusals(RefusalQuery(**given), of_tenant=of_tenant)
+        page = await admin.refusals.read(RefusalQuery(**given), of_tenant=of_tenant)
         return {row.request_id for row in page.rows}
 
     assert await found() == {"req_mine", "req_other", "req_platform"}
@@ -301,7 +301,7 @@ async def test_each_filter_finds_its_own(admin: Admin, recorder: RefusalRecorder
     assert await found(of_tenant=acme.tenant_id) == {"req_mine", "req_platform"}
     assert await found(of_tenant=acme.tenant_id, limit_id="lim_mine") == {"req_mine"}
     assert await found(of_tenant=acme.tenant_id, limit_id="lim_all") == set(), "it is not told of it"
-    page = await admin.read_refusals(RefusalQuery(request_id="req_platform"), of_tenant=acme.tenant_id)
+    page = await admin.refusals.read(RefusalQuery(request_id="req_platform"), of_tenant=acme.tenant_id)
     assert (page.rows[0].limit_id, page.rows[0].wanted) == ("", None)
 
 
@@ -314,26 +314,26 @@ async def test_bad_filters_are_named(admin: Admin) -> None:
         "to": {"until": "2026-01-01"},
     }.items():
         with pytest.raises(Invalid) as refused:
-            await admin.read_refusals(RefusalQuery(**given))
+            await admin.refusals.read(RefusalQuery(**given))
         assert refused.value.field == field
     with pytest.raises(Invalid, match="before"):
-        await admin.read_refusals(RefusalQuery(since="2026-01-02T00:00:00Z", until="2026-01-01T00:00:00Z"))
+        await admin.refusals.read(RefusalQuery(since="2026-01-02T00:00:00Z", until="2026-01-01T00:00:00Z"))
     with pytest.raises(NotFound):
-        await admin.read_refusals(RefusalQuery(tenant="nobody"))
+        await admin.refusals.read(RefusalQuery(tenant="nobody"))
     for query, field in (
         (RefusalCountQuery(window="day"), "window"),
         (RefusalCountQuery(group_by="colour"), "group_by"),
         (RefusalCountQuery(since="2016-01-01T00:00:00Z"), "from"),
     ):
         with pytest.raises(Invalid) as wrong:
-            await admin.count_refusals(query)
+            await admin.counts.refusals(query)
         assert wrong.value.field == field
 
 
 async def test_counts_by_time_and_groups_in_pages(
     admin: Admin, recorder: RefusalRecorder, clock: Clock
 ) -> None:
-    tenant = await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    tenant = await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
     start_s = clock.now_s
     for minute in range(120):
         recorder.note(denied(f"lim_{minute % 2}"), f"req_{minute}", (tenant.tenant_id, "", ""))
@@ -345,7 +345,7 @@ async def test_counts_by_time_and_groups_in_pages(
         rows: list[dict[str, object]] = []
         cursor = None
         while True:
-            page = await admin.count_refusals(query, cursor=cursor, limit=7)
+            page = await admin.counts.refusals(query, cursor=cursor, limit=7)
             rows += page.rows
             cursor = page.next_cursor
             if cursor is None:

@@ -64,9 +64,9 @@ async def list_any(
     admin = admin_of(request)
     ask = RequestAction(
         LIST,
-        of_tenant="" if tenant is None else (await admin.show_tenant(tenant)).tenant.tenant_id,
-        project="" if project is None else (await admin.show_project(project, tenant)).project_id,
-        key="" if key is None else (await admin.show_key(key)).key_id,
+        of_tenant="" if tenant is None else (await admin.tenants.show(tenant)).tenant.tenant_id,
+        project="" if project is None else (await admin.projects.show(project, tenant)).project_id,
+        key="" if key is None else (await admin.keys.show(key)).key_id,
         model=model,
         tier=tier,
         status=status,
@@ -121,7 +121,7 @@ async def list_ended(
         since=since,
         until=until,
     )
-    page = await admin_of(request).page_requests(query, cursor=cursor, limit=limit)
+    page = await admin_of(request).requests.page(query, cursor=cursor, limit=limit)
     return await paged(request, page, lambda row: row.as_json() | steps_of(row.packed))
 
 
@@ -172,7 +172,7 @@ async def cancelled_by(by: Actor, request: Request, ask: RequestAction) -> dict[
     if running is not None:
         before, after = {"status": running.result()["status"]}, {"status": "cancelled"}
         admin = admin_of(request)
-        await admin.note(
+        await admin.transactions.note(
             by, "request.cancel", ask.request_id, tenant_id=running.tenant_id, before=before, after=after
         )
     return await acted(request, ask)
@@ -182,8 +182,8 @@ async def moved_by(by: Actor, request: Request, ask: RequestAction, tenant_id: s
     """The result of a `move`, audited. Raises `ApiError`."""
     offered = (await live(request, replace(ask, act=OFFER))).result()
     before, after = {"tier": offered["from"]["tier"]}, {"tier": ask.tier}
-    admin = admin_of(request)
-    await admin.note(by, "request.move", offered["id"], tenant_id=tenant_id, before=before, after=after)
+    note = admin_of(request).transactions.note
+    await note(by, "request.move", offered["id"], tenant_id=tenant_id, before=before, after=after)
     moved: dict[str, Any] = (await live(request, ask)).result()
     return moved
 

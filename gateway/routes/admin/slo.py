@@ -41,13 +41,13 @@ async def list_slos(
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = DEFAULT_PAGE,
 ) -> Response[bytes]:
-    page = await admin_of(request).page_slos(tenant, cursor=cursor, limit=limit)
+    page = await admin_of(request).slos.page(tenant, cursor=cursor, limit=limit)
     return await paged(request, page, Slo.as_json)
 
 
 @get("/admin/v1/slos/{slo:str}", opt=READ, summary="Show a target")
 async def show_slo(request: Request, slo: FromPath[str]) -> Response[bytes]:
-    shown = await admin_of(request).show_slo(slo)
+    shown = await admin_of(request).slos.show(slo)
     return tagged(json_response(await named(request, shown.as_json())), shown.as_json())
 
 
@@ -62,7 +62,7 @@ async def show_slo(request: Request, slo: FromPath[str]) -> Response[bytes]:
 async def set_slo(request: Request) -> Response[bytes]:
     wanted = await asked(request, SloSet)
     gateway = gateway_of(request)
-    slo = await gateway.deps.admin.set_slo(actor(request), wanted, if_match=if_match(request))
+    slo = await gateway.deps.admin.slos.set(actor(request), wanted, if_match=if_match(request))
     answer = await changed(request, await named(request, slo.as_json()), 201, stored=slo.as_json())
     await gateway.slo.refresh()
     return answer
@@ -71,7 +71,7 @@ async def set_slo(request: Request) -> Response[bytes]:
 @delete("/admin/v1/slos/{slo:str}", status_code=200, opt=CHANGE, summary="Remove a target")
 async def remove_slo(request: Request, slo: FromPath[str]) -> Response[bytes]:
     gateway = gateway_of(request)
-    removed = await gateway.deps.admin.remove_slo(actor(request), slo, if_match=if_match(request))
+    removed = await gateway.deps.admin.slos.remove(actor(request), slo, if_match=if_match(request))
     answer = await changed(request, await named(request, removed.as_json()))
     await gateway.slo.refresh()
     return answer
@@ -87,7 +87,7 @@ async def remove_slo(request: Request, slo: FromPath[str]) -> Response[bytes]:
 async def slo_report(
     request: Request, tenant: FromQuery[str | None] = None, tier: FromQuery[str | None] = None
 ) -> Response[bytes]:
-    reports = await admin_of(request).slo_report(tenant, tier)
+    reports = await admin_of(request).slos.report(tenant, tier)
     return json_response({"object": "list", "data": [report.as_json() for report in reports]})
 
 
@@ -107,7 +107,7 @@ async def slo_misses(
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = DEFAULT_PAGE,
 ) -> Response[bytes]:
-    page = await admin_of(request).page_misses(
+    page = await admin_of(request).slos.page_misses(
         tenant=tenant, tier=tier, cause=cause, since=since, until=until, cursor=cursor, limit=limit
     )
     return await paged(request, page, Missed.as_json)

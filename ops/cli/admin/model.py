@@ -41,7 +41,7 @@ def list_() -> None:
     from ops.serving.upstream_probe import can
 
     settings = settings_now()
-    priced = {row.model for row in administer(lambda admin: admin.list_prices())}
+    priced = {row.model for row in administer(lambda admin: admin.prices.all())}
     rows: list[dict[str, Any]] = []
     for name in settings.pool_names:
         replicas = [upstream.name for upstream in settings.upstreams if upstream.pool_name == name]

@@ -62,7 +62,7 @@ def set_(**options: Any) -> None:
        "target_s": 0.5, "percentile": 95.0}
     """
     wanted = SloSet(**options)
-    made, shown = named_one(lambda admin: admin.set_slo(actor(), wanted), Slo.as_json)
+    made, shown = named_one(lambda admin: admin.slos.set(actor(), wanted), Slo.as_json)
     whose = f"of {wanted.tenant} " if wanted.tenant else ""
     answer(
         shown,
@@ -81,7 +81,7 @@ def list_(tenant: str | None) -> None:
       [{"id": "slo_…", "tenant_id": null, "tenant": null, "tier": "interactive", "metric": "ttft",
         "target_s": 0.5, "percentile": 95.0}, …]
     """
-    targets, shown = named_list(lambda admin: admin.list_slos(tenant), Slo.as_json)
+    targets, shown = named_list(lambda admin: admin.slos.all(tenant), Slo.as_json)
     rows = [
         (
             target.slo_id,
@@ -108,7 +108,7 @@ def remove(slo_id: str) -> None:
     --json answers:
       {"id": "slo_…", "removed": true}
     """
-    administer(lambda admin: admin.remove_slo(actor(), slo_id))
+    administer(lambda admin: admin.slos.remove(actor(), slo_id))
     answer({"id": slo_id, "removed": True}, f"target {slo_id} removed")
 
 
@@ -130,7 +130,7 @@ def report(tenant: str | None, tier: str | None) -> None:
                   "severity": "page", "fires": false}, …],
         "causes": {"capacity": 25, "request": 5}}]
     """
-    reports = administer(lambda admin: admin.slo_report(tenant, tier))
+    reports = administer(lambda admin: admin.slos.report(tenant, tier))
 
     def text() -> None:
         if not reports:
@@ -176,7 +176,7 @@ def misses(
         rows: list[Missed] = []
         cursor = None
         while True:
-            page = await admin.page_misses(
+            page = await admin.slos.page_misses(
                 tenant=tenant,
                 tier=tier,
                 cause=cause,

@@ -88,7 +88,7 @@ def _verify_database(keys: list[PublicKey], notes: list[str]) -> Verdict:
     own = signing_key()
 
     async def check(admin: Admin) -> Verdict:
-        log = admin.audit_log()
+        log = admin.audit.log()
         trusted = keys or ([] if own is None else [own.public])
         if not trusted:
             known = await log.public_key()
@@ -133,7 +133,8 @@ def _verify_proof(path: Path, keys: list[PublicKey]) -> None:
 
 def _verify_ledger(*, with_prices: bool) -> tuple[LedgerVerdict, PriceVerdict | None]:
     async def check(admin: Admin) -> tuple[LedgerVerdict, PriceVerdict | None]:
-        return await admin.verify_digests(), await admin.verify_prices() if with_prices else None
+        ledger = admin.ledger
+        return await ledger.verify_digests(), await ledger.verify_prices() if with_prices else None
 
     return administer(check)
 

@@ -91,7 +91,7 @@ def calibration(limit: int, cursor: str | None, **given: Any) -> None:
     query = CalibrationQuery(**given)
 
     async def read(admin: Admin) -> dict[str, Any]:
-        page = await admin.read_calibration(query, cursor=cursor, limit=limit)
+        page = await admin.counts.calibration(query, cursor=cursor, limit=limit)
         return {"data": page.rows, "next_cursor": page.next_cursor}
 
     document = administer(read)

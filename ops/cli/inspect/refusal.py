@@ -62,7 +62,7 @@ def list_(limit: int, cursor: str | None, **given: Any) -> None:
     query = RefusalQuery(**given)
 
     async def read(admin: Admin) -> dict[str, Any]:
-        page = await admin.read_refusals(query, cursor=cursor, limit=limit)
+        page = await admin.refusals.read(query, cursor=cursor, limit=limit)
         rows = await admin.with_names(row.as_json() for row in page.rows)
         return {"data": rows, "next_cursor": page.next_cursor}
 
@@ -120,7 +120,7 @@ def counts(limit: int, cursor: str | None, **given: Any) -> None:
     query = RefusalCountQuery(**given)
 
     async def read(admin: Admin) -> dict[str, Any]:
-        page = await admin.count_refusals(query, cursor=cursor, limit=limit)
+        page = await admin.counts.refusals(query, cursor=cursor, limit=limit)
         return {"data": await admin.with_names(page.rows), "next_cursor": page.next_cursor}
 
     document = administer(read)

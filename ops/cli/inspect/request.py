@@ -230,6 +230,7 @@ async def _read(shown_id: str) -> dict[str, Any]:
     from gateway.routes.requests import ended_request, settled_of
     from ops.serving import datadir
     from tenants.admin.admin import Admin
+    from tenants.admin.transaction import Transactions
     from tenants.errors import TenancyError
     from tenants.ledger import timelines
     from tenants.ledger.ledger import Ledger
@@ -245,7 +246,7 @@ async def _read(shown_id: str) -> dict[str, Any]:
         if not any(row.kind == "settle" for row in rows):
             what = "has not been settled yet, and no server runs here" if rows else "is not known here"
             raise Failure(f"request {request_id[:80]} {what}")
-        admin = Admin(database, datadir.pepper(settings))
+        admin = Admin(Transactions(database, datadir.pepper(settings)))
         explanation = await explained(lambda one: timelines.find(database, one), admin, request_id)
         settled = settled_of(rows)
         others = await sat_out_for(admin, settled)
@@ -279,7 +280,7 @@ def ended_requests(query: RequestQuery, cursor: str | None, limit: int) -> dict[
         raise click.UsageError(f"--cause: {query.cause!r} is not one of {', '.join(Cause)}")
 
     async def read(admin: Admin) -> dict[str, Any]:
-        page = await admin.page_requests(query, cursor=cursor, limit=limit)
+        page = await admin.requests.page(query, cursor=cursor, limit=limit)
         rows = await admin.with_names(row.as_json() | steps_of(row.packed) for row in page.rows)
         return {"data": rows, "next_cursor": page.next_cursor}
 

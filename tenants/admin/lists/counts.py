@@ -13,7 +13,7 @@ from sqlalchemy.sql import ColumnElement
 from tenants.admin import validation
 from tenants.admin.cursor import Page, Text, beyond, checked_limit, decode_cursor, page_of
 from tenants.admin.lists.refusals import MAX_NAME_CHARACTERS, RENAMED, Conditions, Instant, one_of, text
-from tenants.admin.transaction import AdminCommands
+from tenants.admin.transaction import AdminActs
 from tenants.counts.calibration import FIGURES, KINDS, KeptCount
 from tenants.counts.refusal_store import MAX_CODE_CHARACTERS, MAX_ID_CHARACTERS, MAX_MODEL_CHARACTERS
 from tenants.directory import queries
@@ -75,10 +75,10 @@ class CalibrationQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     until: str | None = None
 
 
-class CountReads(AdminCommands):
+class CountReads(AdminActs):
     """Reads of counts. Each raises `Invalid`, `NotFound`, `DatabaseUnavailable`."""
 
-    async def count_refusals(
+    async def refusals(
         self, query: RefusalCountQuery, *, cursor: str | None = None, limit: int = 100
     ) -> Page[dict[str, Any]]:
         """Exact numbers of refusals, by time and groups, the oldest first."""
@@ -106,7 +106,7 @@ class CountReads(AdminCommands):
         page = await self._grouped("refusal counts", query, groups, sums, conditions, cursor, limit)
         return _with_starts(page)
 
-    async def read_calibration(
+    async def calibration(
         self, query: CalibrationQuery, *, cursor: str | None = None, limit: int = 100
     ) -> Page[dict[str, Any]]:
         """How often figures stated on arrival were kept, by groups."""
@@ -155,14 +155,14 @@ class CountReads(AdminCommands):
             # Without groups there is one row, also where nothing is added up.
             return [row | {name: int(row[name]) for name in sums} for row in rows if row[next(iter(sums))]]
 
-        grouped = await self._database.read(read)
+        grouped = await self._transactions.read(read)
         return page_of(grouped, most, name, filters, lambda row: [row[group] for group in groups])
 
     def _span(
         self, query: RefusalCountQuery | CalibrationQuery, usual_s: int, longest_s: int
     ) -> tuple[int, int]:
         """The first second and the one after the last. Raises `Invalid`."""
-        until_s = int(self._clock()) + 1
+        until_s = int(self._transactions.clock()) + 1
         if query.until is not None:
             until_s = -(-to_us(validation.instant("to", query.until)) // 1_000_000)
         since_s = until_s - usual_s

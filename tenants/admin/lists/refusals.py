@@ -11,7 +11,7 @@ from sqlalchemy.sql import ColumnElement
 
 from tenants.admin.cursor import Page, Text, beyond, checked_limit, decode_cursor, page_of
 from tenants.admin.lists.scans import between, end_of_scan
-from tenants.admin.transaction import AdminCommands
+from tenants.admin.transaction import AdminActs
 from tenants.counts import refusal_store
 from tenants.counts.refusal_store import (
     MAX_CODE_CHARACTERS,
@@ -47,10 +47,10 @@ class RefusalQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     until: str | None = None
 
 
-class RefusalReads(AdminCommands):
+class RefusalReads(AdminActs):
     """Reads of refusals. Each raises `Invalid`, `NotFound`, `DatabaseUnavailable`."""
 
-    async def read_refusals(
+    async def read(
         self,
         query: RefusalQuery,
         *,
@@ -75,7 +75,7 @@ class RefusalReads(AdminCommands):
                 conditions.append(~beyond(order, end, newest_first=True))
             return refusal_store.where(connection, conditions + filtered[1:], most + 1), end
 
-        rows, end = await self._database.read(read)
+        rows, end = await self._transactions.read(read)
         if of_tenant is not None:
             rows = [row.for_tenant() for row in rows]
         return page_of(rows, most, name, filters, lambda row: (row.at_us, row.request_id), scanned_to=end)

@@ -23,7 +23,7 @@ from tenants.admin.cursor import (
     page_of,
 )
 from tenants.admin.lists.scans import between, end_of_scan
-from tenants.admin.transaction import AdminCommands
+from tenants.admin.transaction import AdminActs
 from tenants.directory import queries
 from tenants.directory.records import from_us
 from tenants.storage.tables import CHARGES, RARE_OUTCOMES, SETTLES, ledger, slo_misses, timelines
@@ -98,8 +98,8 @@ class SettledRequest:
         }
 
 
-class RequestLists(AdminCommands):
-    async def page_requests(
+class RequestReads(AdminActs):
+    async def page(
         self, wanted: RequestQuery | None = None, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
     ) -> Page[SettledRequest]:
         """Newest first. A page may be shorter than `limit` before the end. Raises `Invalid`, `NotFound`."""
@@ -129,7 +129,7 @@ class RequestLists(AdminCommands):
             rows = rows.order_by(*(column.desc() for column in order)).limit(most + 1)
             return _with_what_happened(connection, list(connection.execute(rows).mappings())), end
 
-        listed, end = await self._database.read(look)
+        listed, end = await self._transactions.read(look)
         page = page_of(listed, most, "ended requests", filters, lambda row: row.key, scanned_to=end)
         return Page([row.request for row in page.rows], page.next_cursor)
 

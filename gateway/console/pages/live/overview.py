@@ -36,9 +36,9 @@ async def read_slow_figures(admin: Admin, earlier: SlowFigures, now_s: float) ->
     """The figures at `now_s` (Unix seconds); the earlier ones if the database does not answer."""
     today = datetime.fromtimestamp(now_s, UTC).date().isoformat()
     try:
-        usage = await admin.read_usage(UsageAsked(from_=today), limit=1)
-        reports = await admin.slo_report()
-        refused = await admin.count_refusals(REFUSALS, limit=MAX_PAGE)
+        usage = await admin.usage.read(UsageAsked(from_=today), limit=1)
+        reports = await admin.slos.report()
+        refused = await admin.counts.refusals(REFUSALS, limit=MAX_PAGE)
     except DatabaseUnavailable:
         return earlier
     refusals: Counter[str] = Counter()

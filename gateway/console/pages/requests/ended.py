@@ -29,7 +29,7 @@ async def read(
         since=filters.instant("from"),
         until=filters.instant("to"),
     )
-    return await admin.page_requests(query, cursor=cursor, limit=limit)
+    return await admin.requests.page(query, cursor=cursor, limit=limit)
 
 
 def row_of(settled: SettledRequest) -> Record:

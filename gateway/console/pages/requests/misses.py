@@ -17,7 +17,7 @@ PATH = "/console/slo/misses"
 async def read(
     admin: Admin, filters: Filters, scope: TenantScope, cursor: str | None, limit: int
 ) -> Page[Missed]:
-    return await admin.page_misses(
+    return await admin.slos.page_misses(
         tenant=scope.wanted,
         tier=filters.get("tier"),
         cause=checked("cause", filters.get("cause"), tuple(Cause)),

@@ -147,14 +147,14 @@ async def read_quotes(admin: Admin, filters: Filters, span: Span) -> dict[str, A
 
     async def groups(group_by: str, of: str | None = figure) -> Iterable[Mapping[str, Any]]:
         query = CalibrationQuery(group_by=group_by, figure=of, **same)
-        return (await admin.read_calibration(query, limit=MOST_GROUPS)).rows
+        return (await admin.counts.calibration(query, limit=MOST_GROUPS)).rows
 
     figures = {row["figure"]: kept_figure(row) for row in await groups("figure", None)}
     days = await groups("day")
     asked = UsageAsked(
         from_=same["since"], to=same["until"], group_by="model,tier", model=same["model"], tier=same["tier"]
     )
-    usage = (await admin.read_usage(asked, limit=MOST_GROUPS)).as_json()["data"]
+    usage = (await admin.usage.read(asked, limit=MOST_GROUPS)).as_json()["data"]
     return {
         "by_figure": [(figure, figures[figure]) for figure in FIGURES if figure in figures],
         "by_wait": [(bucket_words(row["wait_bucket"]), kept_figure(row)) for row in await groups("wait")],

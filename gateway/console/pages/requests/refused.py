@@ -31,7 +31,7 @@ async def read(
         since=filters.instant("from"),
         until=filters.instant("to"),
     )
-    return await admin.read_refusals(query, cursor=cursor, limit=limit, of_tenant=scope.of_tenant)
+    return await admin.refusals.read(query, cursor=cursor, limit=limit, of_tenant=scope.of_tenant)
 
 
 async def counts_by_code(admin: Admin, filters: Filters, scope: TenantScope) -> Record:
@@ -43,7 +43,7 @@ async def counts_by_code(admin: Admin, filters: Filters, scope: TenantScope) -> 
         since=filters.instant("from"),
         until=filters.instant("to"),
     )
-    counts = await admin.count_refusals(query, limit=MOST_CODES)
+    counts = await admin.counts.refusals(query, limit=MOST_CODES)
     return {"counts": sorted(counts.rows, key=lambda count: (-count["count"], count["code"]))}
 
 

@@ -83,8 +83,8 @@ async def slo_page(request: Request) -> Response[str]:
     by_day: Mapping[int, Mapping[str, int]] = {}
     problem = None
     try:
-        targets = worst_first(await admin.slo_report(scope.wanted, filters.get("tier")))
-        by_day = await admin.causes_by_day(scope.wanted, filters.get("tier"))
+        targets = worst_first(await admin.slos.report(scope.wanted, filters.get("tier")))
+        by_day = await admin.slos.causes_by_day(scope.wanted, filters.get("tier"))
     except FILTER_ERRORS as error:
         problem = filters.problem(error)
     causes, days = days_shown(by_day)

@@ -52,7 +52,7 @@ async def read_calibration(
     query = CalibrationQuery(
         group_by=group_by, model=model, tier=tier, figure=figure, kind=kind, since=since, until=until
     )
-    page = await admin_of(request).read_calibration(query, cursor=cursor, limit=limit)
+    page = await admin_of(request).counts.calibration(query, cursor=cursor, limit=limit)
     for row in page.rows:
         if "wait_bucket" in row:
             longest_s = longest_wait_s(row["wait_bucket"])

@@ -91,7 +91,7 @@ async def count_refusals(
         until=until,
     )
     admin = admin_of(request)
-    page = await admin.count_refusals(query, cursor=cursor, limit=limit)
+    page = await admin.counts.refusals(query, cursor=cursor, limit=limit)
     rows = await admin.with_names(page.rows)
     return json_response({"object": "list", "data": rows, "next_cursor": page.next_cursor})
 
