@@ -16,7 +16,6 @@ from gateway.dispatch.admission import DeadlineUnreachable, EstimateExceeds, Tar
 from gateway.dispatch.dispatcher import Closing, NoEngineAvailable, QueueExpired, QueueRefused
 from gateway.dispatch.failing_tenants import TenantHeldOff
 from gateway.domain.fallback import NoneTook
-from gateway.domain.outcomes import RequestOutcome
 from gateway.errors import INVALID_REQUEST, LONGEST_RETRY_S, ApiError, Lacked
 from gateway.fair_threads import TooManyWaiting
 from gateway.requests.execution import StoppedByEngine
@@ -45,6 +44,7 @@ from tenants.errors import (
     PreconditionFailed,
     UnknownPrice,
 )
+from tenants.outcomes import RequestOutcome
 from tenants.quota.rules import is_platforms
 from tenants.quota.store import Denied, LimitNotKept, QuotaStoreUnavailable
 from tenants.types import Limit, Meter, Window

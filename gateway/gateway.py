@@ -140,10 +140,10 @@ class Gateway:
         self.liveness = Liveness(deps.gateway_id, config.gateway_stale_s, deps.clock)
         self.limit_events = LimitAlerts(deps.database, self.metrics, deps.wall_clock)
         self.refusals = RefusalRecorder(deps.database, self.metrics, deps.wall_clock)
-        self.accesses = AccessRecorder(deps.admin, self.metrics.registry, deps.wall_clock)
+        self.accesses = AccessRecorder(deps.admin.transactions, self.metrics.registry, deps.wall_clock)
         deps.way_in.tell = self.accesses.log_in
         self.key_uses = KeyUseRecorder(deps.database, deps.wall_clock)
-        self.usage_check = UsageCheck(deps.admin.verify_usage, deps.wall_clock)
+        self.usage_check = UsageCheck(deps.admin.usage.verify, deps.wall_clock)
         self.moves = MoveRecorder(deps.database, self.metrics.registry, deps.gateway_id, deps.wall_clock)
         self.calibration = CalibrationRecorder(deps.database, deps.wall_clock)
         self._replica_counts: list[Callable[[], None]] = []
@@ -235,7 +235,7 @@ class Gateway:
             pool.estimates.forecast_cache.promised = partial(self._promised, pool.name)
         self.webhooks = WebhookSender(
             deps.database,
-            deps.admin.webhook_secret,
+            deps.admin.webhooks.secret,
             deps.gateway_id,
             self.metrics.registry,
             deps.wall_clock,

@@ -14,10 +14,10 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from gateway.budget.counter_rebuild import CounterRebuilder
-from gateway.domain.outcomes import RequestOutcome
 from tenants.directory import queries
 from tenants.errors import DatabaseUnavailable
 from tenants.ledger.ledger import Ledger
+from tenants.outcomes import RequestOutcome
 from tenants.quota.store import QuotaStore, QuotaStoreUnavailable
 from tenants.types import NOTHING
 

@@ -22,12 +22,12 @@ from gateway.budget.hold_renewal import HoldRenewal
 from gateway.budget.metering import RequestMetering
 from gateway.budget.settlement import Settlement, Settlements
 from gateway.domain.call import Call
-from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.usage import use_of
 from tenants.errors import EpochEnded
 from tenants.ledger.ledger import Ledger
 from tenants.ledger.progress import RunningUse
 from tenants.ledger.rows import Kind, LedgerRow, amounts_from, as_list, sum_of
+from tenants.outcomes import RequestOutcome
 from tenants.quota import rules
 from tenants.quota.store import (
     Denied,

@@ -18,7 +18,7 @@ from gateway.flow.control_rules import Knob
 from gateway.pools.control_loop import ControlLoop
 from gateway.pools.pool import ModelPool
 from gateway.upstream.base import Upstream
-from tenants.admin.brakes import Brake
+from tenants.admin.platform.brakes import Brake
 from tenants.errors import DatabaseUnavailable
 from tenants.types import Tier
 
@@ -56,12 +56,12 @@ class ActiveBrakes:
                 self._apply(holds)
             if len(holds) < len(self._stored):
                 with suppress(DatabaseUnavailable):
-                    await self._deps.admin.end_brakes_over()
+                    await self._deps.admin.brakes.end_over()
                     await self._read()
 
     async def _read(self) -> None:
         revision = self._deps.directory.revision
-        self._stored = await self._deps.admin.stored_brakes()
+        self._stored = await self._deps.admin.brakes.stored()
         self._seen_revision = revision
 
     def _in_force(self) -> tuple[Brake, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from gateway.deps import GatewayDeps
 from gateway.pools.pool import ModelPool
 from gateway.upstream.base import Upstream
-from tenants.admin.drains import Drain
+from tenants.admin.platform.drains import Drain
 
 log = logging.getLogger("fairgate.gateway.drains")
 
@@ -36,7 +36,7 @@ class ActiveDrains:
         revision = self._deps.directory.revision
         if revision == self._seen_revision:
             return
-        self.now = tuple(await self._deps.admin.list_drains())
+        self.now = tuple(await self._deps.admin.drains.all())
         before, self._drained = self._drained, frozenset(drain.identity for drain in self.now)
         for pool in self._pools():
             for upstream in pool.spec.upstreams:

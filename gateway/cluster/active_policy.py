@@ -28,7 +28,7 @@ from gateway.pools.control_loop import ControlLoop
 from gateway.pools.pool import ModelPool
 from gateway.upstream.base import Upstream, UpstreamLost
 from tenants.admin.audit import Actor
-from tenants.admin.policy import StoredPolicy
+from tenants.admin.platform.policy import StoredPolicy
 from tenants.admin.transaction import IfMatch
 from tenants.errors import DatabaseUnavailable
 
@@ -69,7 +69,7 @@ class ActivePolicy:
     async def start(self) -> None:
         """Activates the stored policy or the settings', in the engines too."""
         self._seen_revision = self._deps.directory.revision
-        stored = await self._deps.admin.stored_policy()
+        stored = await self._deps.admin.policy.stored()
         if stored is not None:
             self._take(stored)
             if self.is_stored and stored != self.settings:
@@ -98,7 +98,7 @@ class ActivePolicy:
         if revision == self._seen_revision:
             return
         try:
-            stored = await self._deps.admin.stored_policy()
+            stored = await self._deps.admin.policy.stored()
         except DatabaseUnavailable:
             return
         self._seen_revision = revision
@@ -141,9 +141,9 @@ class ActivePolicy:
             if refused:
                 raise UnknownPolicy(refused)
             if wanted is None:
-                await self._deps.admin.forget_policy(actor, asked, before, if_match=if_match)
+                await self._deps.admin.policy.forget(actor, asked, before, if_match=if_match)
             else:
-                await self._deps.admin.store_policy(actor, wanted, before, if_match=if_match)
+                await self._deps.admin.policy.store(actor, wanted, before, if_match=if_match)
         except Exception:
             await self._tell(before)
             raise

@@ -19,10 +19,10 @@ import msgspec
 from msgspec.structs import replace
 
 from engine.messages import SequenceOutcome
-from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.usage import Use, longest_outcomes, use_of_outcomes
 from tenants.ledger.progress import Progress
 from tenants.ledger.rows import AMOUNT_FIELDS, OpenRequest, amounts_from, as_list, less
+from tenants.outcomes import RequestOutcome
 from tenants.pricing.pricing import PriceBook, counted
 from tenants.types import Amounts
 

@@ -14,7 +14,7 @@ from engine.scheduling.policy import (
     require_learned_table,
 )
 from gateway.flow.learned.table_file import LearnedTable
-from tenants.admin.policy import StoredPolicy
+from tenants.admin.platform.policy import StoredPolicy
 
 
 def parsed_policy(wanted: StoredPolicy) -> StoredPolicy:

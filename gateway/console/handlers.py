@@ -53,10 +53,8 @@ HANDLERS = [
     *limits.HANDLERS,
     *limit.HANDLERS,
     *hygiene.HANDLERS,
-    *ended.HANDLERS,
     *request.HANDLERS,
     *slo.HANDLERS,
-    *misses.HANDLERS,
     *quotes.HANDLERS,
     *usage.HANDLERS,
     *usage_check.HANDLERS,
@@ -70,7 +68,7 @@ HANDLERS = [
     *what_if.HANDLERS,
     *assets.HANDLERS,
 ]
-PARTS = {"refusals": refused.PARTS}
+PARTS = {"refusals": refused.PARTS, "requests/ended": ended.PARTS, "slo/misses": misses.PARTS}
 """By a resource's plural: what its page shows beside rows."""
 
 

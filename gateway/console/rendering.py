@@ -60,9 +60,9 @@ _MENUS = {entry.name for entry in ENTRIES}
 def entries_for(person: Person, resources: Iterable[Resource[Any]]) -> list[Entry]:
     """The menu: its fixed entries, and one for each further resource with a page."""
     further = [
-        Entry(one.page_path, one.plural, one.title, one.act)
+        Entry(one.page_path, one.page or one.plural, one.title, one.act)
         for one in resources
-        if one.has_page and (one.menu or one.plural) not in _MENUS
+        if one.has_page and (one.menu or one.page or one.plural) not in _MENUS
     ]
     return [entry for entry in (*ENTRIES, *further) if person.may_somewhere(entry.act)]
 

@@ -201,7 +201,7 @@ class ActPages:
     async def _stored(self, request: Request, reference: str) -> Json:
         find = self.resource.find
         assert find is not None
-        row = await admin_of(request).read(lambda connection: find(connection, reference))
+        row = await admin_of(request).transactions.read(lambda connection: find(connection, reference))
         return self.resource.as_json(row)
 
     async def _done(self, request: Request, reference: str) -> Response[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.domain.estimate import Estimate, Times
-from gateway.domain.outcomes import RequestOutcome
+from tenants.outcomes import RequestOutcome
 
 OURS = frozenset(
     {

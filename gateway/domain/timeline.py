@@ -17,7 +17,7 @@ import msgspec
 
 from engine.messages import SequenceOutcome
 from gateway.domain.estimate import Times
-from gateway.domain.outcomes import RequestOutcome
+from tenants.outcomes import RequestOutcome
 
 VERSION = 1
 MAX_EVENTS = 64

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from engine.forecast.calibration import load_of
 from engine.messages import TIER_RANKS
-from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.timeline import FIELDS, OUTCOMES, Event, TimelineKind, number
 from tenants.counts.calibration import HOUR_S, KINDS, CalibrationKey, KeptCount
+from tenants.outcomes import RequestOutcome
 
 HOUR_US = HOUR_S * 1_000_000
 _TIERS = {rank: tier for tier, rank in TIER_RANKS.items()}

@@ -36,27 +36,8 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
-from gateway.domain.outcomes import RequestOutcome
 from gateway.explain.fluid_share import Finish, FluidMachine, FluidShare, Job, alone, fair_share
-
-
-class Cause(StrEnum):
-    REQUEST = "request"
-    """Too long or too large: alone on an idle engine it would have missed, too."""
-    QUOTA = "quota"
-    """Its tenant's own limit, or its tenant's own backlog."""
-    CAPACITY = "capacity"
-    """Too little for all requests: under an ideal fair share it would have missed, too."""
-    SCHEDULING = "scheduling"
-    """Under an ideal fair share it would have met its target: our policy is to blame."""
-    GATEWAY = "gateway"
-    """The gateway was late, or its stores: without that it would have met its target."""
-    FAULT = "fault"
-    """An engine, a store or an upstream failed on the way."""
-    CLIENT = "client"
-    """Its reader was slow."""
-    UNKNOWN = "unknown"
-    """Unknown: no step-time model of the server that ran it, or no record of the load."""
+from tenants.outcomes import Cause, RequestOutcome
 
 
 class Metric(StrEnum):

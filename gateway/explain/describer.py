@@ -22,7 +22,7 @@ from gateway.domain.server_description import (
 )
 from gateway.requests.run import Run
 from gateway.upstream.base import Upstream
-from tenants.admin.policy import StoredPolicy
+from tenants.admin.platform.policy import StoredPolicy
 from tenants.ledger.timelines import description_id
 from tenants.pricing.pricing import PriceEntry
 from tenants.types import Limit, Tier

@@ -419,7 +419,7 @@ async def explained(
             shown = explanation(unpack(stored.packed))
         except UnreadableTimeline as error:
             log.warning("the timeline of request %s cannot be read: %s", request_id, error)
-    missed = await admin.misses_of(request_id)
+    missed = await admin.slos.misses_of(request_id)
     return shown | {
         "session": None if stored is None else stored.session,
         "misses": [
@@ -454,7 +454,7 @@ async def sat_out_for(admin: Admin, settled: LedgerRow) -> list[dict[str, Any]]:
     steps: dict[str, int] = settled.detail.get("sat_out_for") or {}
     if not steps:
         return []
-    names = {tenant.tenant_id: tenant.name for tenant in await admin.list_tenants()}
+    names = {tenant.tenant_id: tenant.name for tenant in await admin.tenants.all()}
     return [
         {"tenant_id": tenant_id, "tenant": names.get(tenant_id, ""), "steps": count}
         for tenant_id, count in sorted(steps.items(), key=lambda item: (-item[1], item[0]))

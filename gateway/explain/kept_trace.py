@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from engine.messages import TIER_RANKS
 from engine.telemetry.spans import Attribute, Attributes
 from gateway.domain.call import Call
-from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.timeline import Event
 from gateway.domain.usage import Use
 from gateway.explain.attribution import MissVerdict
@@ -19,6 +18,7 @@ from gateway.tracing.decision import ERRORS, KeepCause
 from gateway.upstream.base import CountedOutcome
 from gateway.upstream.http.target import target_of
 from gateway.upstream.openai.upstream import OpenAIUpstream
+from tenants.outcomes import RequestOutcome
 from tenants.types import Amounts
 
 _TIERS = {rank: tier for tier, rank in TIER_RANKS.items()}

@@ -14,7 +14,6 @@ from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
 from engine.messages import TIER_RANKS, StepTime
 from gateway.dispatch.admission import Admission
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.timeline import (
     Event,
     Timeline,
@@ -42,6 +41,7 @@ from gateway.requests.run import Run
 from gateway.tracing.build import KeptTrace
 from gateway.tracing.decision import KeepCause
 from gateway.tracing.tracer import Tracer
+from tenants.outcomes import RequestOutcome
 from tenants.types import Amounts, Tier
 
 NOT_JUDGED = frozenset({RequestOutcome.SHUTDOWN})

@@ -19,11 +19,12 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter
 
 from gateway.background import BackgroundWriter
-from gateway.explain.attribution import Cause, Metric, MissVerdict, RequestFacts, judge
+from gateway.explain.attribution import Metric, MissVerdict, RequestFacts, judge
 from gateway.explain.fluid_share import FluidMachine, Job
 from gateway.explain.load_log import LoadLog
 from gateway.statistics import RecentShare
 from tenants.errors import DatabaseUnavailable
+from tenants.outcomes import Cause
 from tenants.slo import store as slo_store
 from tenants.slo.slo import Missed, Slo, SloBook, SloTally
 from tenants.slo.store import CountKey

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from litestar.types import Receive, Scope, Send
 
 from gateway.domain.call import Call
-from gateway.domain.outcomes import RequestOutcome
 from gateway.error_mapping import refusal_of
 from gateway.errors import ApiError
 from gateway.http.asgi import BoundedSend, EncodedHeaders, encode_headers, send_start
@@ -27,6 +26,7 @@ from gateway.requests.dialects.chat import COMPLETIONS
 from gateway.requests.dialects.dialect import Choice, Dialect, StreamWriter, encode
 from gateway.requests.run import Closed, Event, InLine, Run, SequenceEnded, SequenceOutput
 from gateway.response_headers import contract_headers, estimate_headers, limit_headers
+from tenants.outcomes import RequestOutcome
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway

@@ -6,8 +6,8 @@ import asyncio
 from functools import partial
 
 from gateway.asyncio_helpers import IdleTimeout
-from gateway.domain.outcomes import RequestOutcome
 from gateway.requests.run import Event, Run, Silence
+from tenants.outcomes import RequestOutcome
 
 
 class EventListener:

@@ -16,9 +16,9 @@ from prometheus_client.registry import Collector
 
 from gateway.domain.call import Call
 from gateway.domain.estimate import Times
-from gateway.domain.outcomes import RequestOutcome
 from gateway.metrics.loop_histogram import LoopHistogram
 from gateway.upstream.base import RequestTask
+from tenants.outcomes import RequestOutcome
 
 CONVENTIONS = "open-telemetry/semantic-conventions-genai@004902b"
 """The version that the names below were taken from."""

@@ -23,7 +23,7 @@ from gateway.flow.learned.switch import MacroStateSwitch
 from gateway.flow.learned.table_file import LearnedTable
 from gateway.flow.window import NUM_RANKS
 from gateway.upstream.base import Upstream
-from tenants.admin.policy import StoredPolicy
+from tenants.admin.platform.policy import StoredPolicy
 
 NOT_LEARNED = "the policy is not learned any more: the knobs rest where the settings put them"
 OTHER_OWN = "the policy has other options: the knobs rest where these put them"

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter
 from gateway.log_context import CURRENT
 from gateway.records.exact_writer import ExactWriter
 from tenants.admin.audit import Actor
-from tenants.admin.transaction import AdminCommands
+from tenants.admin.transaction import Transactions
 from tenants.audit.accesses import Access, AccessBuffer, MergedAccess
 from tenants.people.way_in import LogIn
 from tenants.storage.flushes import Flush
@@ -33,10 +33,10 @@ class AccessRecorder(ExactWriter[Sequence[MergedAccess]]):
     unavailable = "accesses are audited later"
 
     def __init__(
-        self, admin: AdminCommands, registry: CollectorRegistry, wall_clock: Callable[[], float]
+        self, transactions: Transactions, registry: CollectorRegistry, wall_clock: Callable[[], float]
     ) -> None:
         super().__init__("accesses")
-        self._admin = admin
+        self._transactions = transactions
         self._wall_clock = wall_clock
         self._waiting = AccessBuffer()
         self._is_last = False
@@ -71,7 +71,7 @@ class AccessRecorder(ExactWriter[Sequence[MergedAccess]]):
         return self._waiting.take(self._now_us(), MOST_WRITTEN, is_last=self._is_last) or None
 
     async def write(self, batch: Sequence[MergedAccess], flush: Flush) -> None:
-        await self._admin.record_accesses(batch, flush)
+        await self._transactions.record_accesses(batch, flush)
 
     async def close(self) -> None:
         self._is_last = True

@@ -19,7 +19,6 @@ from gateway.budget import token_cap
 from gateway.budget.top_up import TopUpTask
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.ids import sequence_id
-from gateway.domain.outcomes import RequestOutcome
 from gateway.requests.relocation import Relocation, begin, since_first_turn
 from gateway.requests.run import Interrupted, Run, SequenceEnded, SequenceOutput
 from gateway.tracing.build import CHAT, client_span
@@ -31,6 +30,7 @@ from gateway.upstream.base import (
     Wording,
     engine_life,
 )
+from tenants.outcomes import RequestOutcome
 from tenants.storage.task_stop import stop
 
 FINISHES = ("stop", "length", "budget")

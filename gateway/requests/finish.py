@@ -21,7 +21,6 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.account import Account, decode_together, refills_of
 from gateway.domain.fallback import Fallback
 from gateway.domain.ids import sequence_id
-from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.quote_redemption import JUDGED, Redemption, redemption_of
 from gateway.domain.timeline import TimelineKind
 from gateway.domain.usage import Use, charge, use_of
@@ -31,6 +30,7 @@ from gateway.requests.observer import RequestObserver
 from gateway.requests.run import Closed, Run
 from gateway.statistics import RecentShare
 from gateway.upstream.base import ServersWord, servers_word
+from tenants.outcomes import RequestOutcome
 from tenants.pricing.pricing import counted
 from tenants.types import NOTHING, Amounts
 

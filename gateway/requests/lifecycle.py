@@ -50,7 +50,6 @@ from gateway.domain.call import Call
 from gateway.domain.estimate import Times
 from gateway.domain.fallback import NoneTook
 from gateway.domain.ids import sequence_id
-from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.targets import RequestTargets, targets_of
 from gateway.errors import ApiError
 from gateway.estimates.displacement import Displacement
@@ -77,6 +76,7 @@ from gateway.upstream.base import (
     UpstreamUnavailable,
 )
 from tenants.errors import DatabaseUnavailable, KeyRejected, UnknownPrice
+from tenants.outcomes import RequestOutcome
 from tenants.pricing.pricing import PriceBook, counted
 from tenants.quota.rules import refusal_by
 from tenants.quota.store import Denied, Hold, LimitNotKept, QuotaStoreUnavailable

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from engine.entry import QueueEntry
-from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.usage import Use
 from gateway.flow.types import TokensAhead
 from gateway.requests.run import Run
 from gateway.tracing.decision import KeepCause
+from tenants.outcomes import RequestOutcome
 from tenants.types import Amounts
 
 

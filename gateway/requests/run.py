@@ -16,7 +16,6 @@ from gateway.dispatch.dispatcher import Turn
 from gateway.domain.account import Account, ReplicaMove, TierMove
 from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate, Times
-from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.quote_redemption import Redemption
 from gateway.domain.targets import NO_TARGETS, RequestTargets
 from gateway.domain.timeline import Timeline, TimelineKind, lags_s
@@ -25,6 +24,7 @@ from gateway.estimates.overdue import WatchedWait
 from gateway.trace_context import RequestTrace
 from gateway.tracing.decision import KeepCause
 from gateway.upstream.base import Part, Upstream
+from tenants.outcomes import RequestOutcome
 from tenants.pricing.pricing import PriceBook
 from tenants.quota.store import LimitState
 from tenants.types import NOTHING, Amounts

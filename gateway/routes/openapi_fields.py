@@ -17,9 +17,9 @@ from gateway.requests.schemas import RANGES, Range
 from gateway.requests.vectors import calls
 from tenants.admin import validation
 from tenants.admin.audit import MAX_TEXT
-from tenants.admin.brakes import BRAKED_TIERS, MAX_BRAKE_S
 from tenants.admin.cursor import CURSOR, DEFAULT_PAGE, MAX_PAGE
 from tenants.admin.lists import flow, usage
+from tenants.admin.platform.brakes import BRAKED_TIERS, MAX_BRAKE_S
 from tenants.admin.slos import MAX_TARGET_S, MIN_TARGET_S
 from tenants.counts import refusal_store
 from tenants.outbox.address import MAX_URL_CHARS, PORTS

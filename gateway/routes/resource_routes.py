@@ -102,7 +102,7 @@ def _one(resource: Resource[Any]) -> HTTPRouteHandler:
     )
     async def shown(request: Request) -> Response[bytes]:
         reference = request.path_params[resource.name]
-        row = await admin_of(request).read(lambda connection: find(connection, reference))
+        row = await admin_of(request).transactions.read(lambda connection: find(connection, reference))
         stored = resource.as_json(row)
         return tagged(json_response(await named(request, stored)), stored)
 

@@ -51,7 +51,7 @@ async def sessions_of_tenant(
 
 
 async def _shown(request: Request, tenant: str, session: str | None, limit: int) -> Response[bytes]:
-    return json_response(await admin_of(request).read_sessions(tenant, session, limit=limit))
+    return json_response(await admin_of(request).sessions.read(tenant, session, limit=limit))
 
 
 HANDLERS = [own_sessions, own_session, sessions_of_tenant]

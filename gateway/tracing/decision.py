@@ -11,8 +11,8 @@ from enum import StrEnum
 
 from engine.messages import SequenceOutcome
 from gateway.domain.account import LOST_ITS_PLACE
-from gateway.domain.outcomes import RequestOutcome
 from gateway.trace_context import SAMPLED, RequestTrace, TraceContext
+from tenants.outcomes import RequestOutcome
 
 ERRORS = frozenset(
     {

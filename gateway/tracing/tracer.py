@@ -10,10 +10,10 @@ from prometheus_client.registry import Collector
 
 from engine.messages import SequenceOutcome
 from engine.telemetry.sender import SpanSender
-from gateway.domain.outcomes import RequestOutcome
 from gateway.trace_context import SAMPLED, RequestTrace
 from gateway.tracing.build import KeptTrace, RefusedTrace, refused_span, spans_of
 from gateway.tracing.decision import KeepCause, TraceRule
+from tenants.outcomes import RequestOutcome
 
 NOT_KEPT = "not_kept"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.admin.administer import actor, administer
+from ops.cli.administer import actor, administer
 from ops.cli.base import Command, Group, answer
 from ops.cli.options import Duration, PastInstant
 from ops.reporting import table

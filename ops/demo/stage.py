@@ -14,6 +14,7 @@ from ops.settings.settings import Settings
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
 from tenants.admin.commands import KeyCreate, LimitSet, TenantCreate
+from tenants.admin.transaction import Transactions
 from tenants.storage.database import open_database
 from tenants.types import Meter, Tier
 
@@ -43,12 +44,12 @@ async def set_stage(data_dir: Path, model: str) -> DemoTenants:
         wanted = [TenantCreate(name=one.name, weight=one.weight, tier=one.tier) for one in CAST]
         wanted += [TenantCreate(name=name, weight=weight) for name, weight in WEIGHTS.items()]
         for tenant in wanted:
-            ids[tenant.name] = (await admin.create_tenant(ACTOR, tenant)).tenant_id
-            _, keys[tenant.name] = await admin.create_key(
+            ids[tenant.name] = (await admin.tenants.create(ACTOR, tenant)).tenant_id
+            _, keys[tenant.name] = await admin.keys.create(
                 ACTOR, KeyCreate(tenant=tenant.name, models=[model])
             )
-        await admin.create_tenant(ACTOR, TenantCreate(name=VISITOR, tier=Tier.INTERACTIVE))
-        _, visitor_key = await admin.create_key(ACTOR, KeyCreate(tenant=VISITOR))
+        await admin.tenants.create(ACTOR, TenantCreate(name=VISITOR, tier=Tier.INTERACTIVE))
+        _, visitor_key = await admin.keys.create(ACTOR, KeyCreate(tenant=VISITOR))
         return DemoTenants(
             keys=keys,
             names={ids[tenant.name]: tenant.name for tenant in CAST},
@@ -67,7 +68,7 @@ async def set_limits(data_dir: Path, planned_tokens: Mapping[str, int]) -> None:
             if tenant.limit is None:
                 continue
             tokens = round(planned_tokens[tenant.name] * tenant.limit.share_of_planned)
-            await admin.set_limit(
+            await admin.limits.set(
                 ACTOR,
                 LimitSet(
                     tenant=tenant.name,
@@ -86,6 +87,6 @@ async def _administer(data_dir: Path, act: Callable[[Admin], Awaitable[T]]) -> T
     settings = Settings(data_dir=data_dir)
     database = open_database(settings.resolved_database_url)
     try:
-        return await act(Admin(database, datadir.pepper(settings)))
+        return await act(Admin(Transactions(database, datadir.pepper(settings))))
     finally:
         await database.close()

@@ -61,6 +61,7 @@ from ops.settings.shown import shown_settings
 from ops.settings.telemetry import BadTelemetry, span_target, trace_ratio
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
+from tenants.admin.transaction import Transactions
 from tenants.audit.log import AuditLog
 from tenants.directory.directory import Directory
 from tenants.directory.gateways import GatewayRegistry, Instance
@@ -238,8 +239,8 @@ async def open_quota_store(
 
 async def seed_prices(settings: Settings, admin: Admin) -> None:
     """Adds prices of models that the price book lacks; the others change by `fairgate price set` only."""
-    await admin.seed_prices(Actor("system", "settings"), settings.model_prices)
-    rows = await admin.list_prices()
+    await admin.prices.seed(Actor("system", "settings"), settings.model_prices)
+    rows = await admin.prices.all()
     known = {row.model: row.entry.price for row in rows if row.tier is Tier.STANDARD}
     for model, price in settings.prices.items():
         if known.get(model, price) != price:
@@ -287,11 +288,13 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
         database = open_database(settings.resolved_database_url)
         closing.push_async_callback(database.close)
         admin = Admin(
-            database,
-            pepper,
-            tier_multipliers=settings.tier_multipliers,
-            alert_misses=settings.gateway.alert_misses,
-            webhook_private=settings.gateway.webhook_private,
+            Transactions(
+                database,
+                pepper,
+                tier_multipliers=settings.tier_multipliers,
+                alert_misses=settings.gateway.alert_misses,
+                webhook_private=settings.gateway.webhook_private,
+            )
         )
         await seed_prices(settings, admin)
         directory = Directory(database, pepper)

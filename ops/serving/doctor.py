@@ -35,6 +35,7 @@ from ops.serving.upstream_probe import can, plugin_detail, plugin_faults
 from ops.settings.settings import Settings
 from ops.settings.telemetry import BadTelemetry, span_target
 from tenants.admin.admin import Admin
+from tenants.admin.transaction import Transactions
 from tenants.audit.log import AuditLog
 from tenants.directory.gateways import GatewayRegistry, IdentityTaken, Instance
 from tenants.errors import Invalid, TenancyError
@@ -193,7 +194,7 @@ async def _pepper(settings: Settings) -> Finding:
         return Finding("pepper", True, f"{where}; not compared: the database cannot be read")
     database = open_database(settings.resolved_database_url)
     try:
-        if await Admin(database, found).is_own_pepper():
+        if await Admin(Transactions(database, found)).keys.is_own_pepper():
             is_there = settings.pepper or path.exists()
             return Finding("pepper", True, where if is_there else "none yet: made with the first key")
     finally:

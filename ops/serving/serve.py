@@ -256,7 +256,7 @@ async def _run(
             # Only once everything works: a refused start leaves no new pepper, and the key is shown once.
             datadir.keep_pepper(settings, pepper)
             owner_key = await _owner_key(running.admin)
-            set_up = await running.admin.make_set_up_link(FIRST_START)
+            set_up = await running.admin.people.make_set_up_link(FIRST_START)
             await running.directory.refresh()
             started = _started(running, listener, admin_listener, owner_key, set_up)
             server_file = datadir.ServerFile(
@@ -337,11 +337,11 @@ async def _unless(stopping: asyncio.Event, work: Awaitable[T]) -> T:
 
 async def _owner_key(admin: Admin) -> str | None:
     """Makes the owner's tenant and admin key at the first start; None at later ones."""
-    if any(tenant.name == OWNER for tenant in await admin.list_tenants()):
+    if any(tenant.name == OWNER for tenant in await admin.tenants.all()):
         return None
-    await admin.create_tenant(FIRST_START, TenantCreate(name=OWNER, tier=Tier.STANDARD, tiers=list(Tier)))
+    await admin.tenants.create(FIRST_START, TenantCreate(name=OWNER, tier=Tier.STANDARD, tiers=list(Tier)))
     wanted = KeyCreate(tenant=OWNER, scopes=list(SCOPES), name="owner")
-    _, secret = await admin.create_key(FIRST_START, wanted)
+    _, secret = await admin.keys.create(FIRST_START, wanted)
     return secret
 
 

@@ -1,4 +1,4 @@
-"""Admin acts on the ledger: gives back to limits what they count of a request in doubt."""
+"""Admin acts on the ledger: gives back to limits what they count of a request in doubt; digests, checks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from sqlalchemy import Connection
 from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import LedgerAdjust
-from tenants.admin.transaction import AdminCommands, Change
+from tenants.admin.transaction import AdminActs, Change
 from tenants.directory import queries
 from tenants.directory.records import from_us
 from tenants.errors import EpochEnded, Invalid, NotFound
 from tenants.ledger import ledger
+from tenants.ledger.digests import LedgerDigests, LedgerVerdict, verify_digests
+from tenants.ledger.price_check import PriceVerdict, verify_prices
 from tenants.ledger.rows import LedgerRow, in_doubt
 from tenants.quota import rules
 from tenants.quota.store import QuotaStore, QuotaStoreUnavailable
 from tenants.types import NOTHING, Amounts, Limit
+
+MOST_SPANS = 100
+"""Of the ledger, digested by one command: a million rows. A server goes on with older ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +56,8 @@ class _Before(Exception):
         self.given = given
 
 
-class LedgerCommands(AdminCommands):
-    async def adjust_ledger(
+class LedgerActs(AdminActs):
+    async def adjust(
         self, actor: Actor | str, wanted: LedgerAdjust, quota_store: QuotaStore | None
     ) -> GivenBack:
         """Repeatable; the bill stays. `quota_store` None: counters are filled from the ledger later. Raises
@@ -79,15 +84,34 @@ class LedgerCommands(AdminCommands):
             return Change(given, wanted.request_id, settled.tenant_id, after=after)
 
         try:
-            given = await self._act(actor, "ledger.adjust", change)
+            given = await self._transactions.act(actor, "ledger.adjust", change)
         except _Before as before:
             return before.given
         except EpochEnded:
             raise QuotaStoreUnavailable("the counters are being rebuilt: try again") from None
         if quota_store is not None:
-            limits = _charged_limits(await self._database.read(queries.limits_where), given.charged_to)
+            limits = _charged_limits(await self._transactions.read(queries.limits_where), given.charged_to)
             await quota_store.give_back(epoch, limits, given.charged_to, given.amounts)
         return given
+
+    async def digest(self) -> int:
+        """Digests at most `MOST_SPANS` spans of the ledger; returns the number of rows. Raises `Invalid`,
+        `AuditDamaged`, `DatabaseUnavailable`."""
+        digests, rows = LedgerDigests(self._transactions.database, self._transactions.clock, 0.0), 0
+        for _ in range(MOST_SPANS):
+            span = await digests.close_due()
+            if span is None:
+                break
+            rows += span.rows
+        return rows
+
+    async def verify_digests(self) -> LedgerVerdict:
+        """Whether the ledger matches the audit's digests. Raises `DatabaseUnavailable`."""
+        return await verify_digests(self._transactions.database)
+
+    async def verify_prices(self) -> PriceVerdict:
+        """Whether each charge matches its prices. Raises `DatabaseUnavailable`."""
+        return await verify_prices(self._transactions.database)
 
 
 def _charged_limits(limits: Sequence[Limit], charged_to: Sequence[str]) -> list[Limit]:

@@ -13,7 +13,17 @@ from sqlalchemy import Connection, delete, insert, update
 from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import LimitOverride, LimitSet
-from tenants.admin.transaction import AdminCommands, Change, IfMatch
+from tenants.admin.cursor import (
+    DEFAULT_PAGE,
+    Number,
+    Page,
+    Text,
+    beyond,
+    checked_limit,
+    decode_cursor,
+    page_of,
+)
+from tenants.admin.transaction import AdminActs, Change, IfMatch
 from tenants.directory import queries
 from tenants.directory.keys import new_id
 from tenants.directory.records import Tenant, limit_as_json, to_us
@@ -53,8 +63,8 @@ class LimitView:
         }
 
 
-class LimitCommands(AdminCommands):
-    async def set_limit(self, actor: Actor | str, wanted: LimitSet, *, if_match: IfMatch = None) -> Limit:
+class LimitActs(AdminActs):
+    async def set(self, actor: Actor | str, wanted: LimitSet, *, if_match: IfMatch = None) -> Limit:
         """Sets a limit on its subject, in exactly one shape: `amount` with `window`, or with `rate_per_s` (a
         bucket's burst), or with meter `concurrency`. `thresholds` None: the default ones. Setting the limit
         of a (subject, meter, shape, tier, model, size of request) again replaces amount, rate, ceiling, mode
@@ -108,9 +118,9 @@ class LimitCommands(AdminCommands):
             before = None if existing is None else limit_as_json(existing)
             return Change(after, limit_id, tenant_id, before, limit_as_json(after))
 
-        return await self._act(actor, "limit.set", change, if_match)
+        return await self._transactions.act(actor, "limit.set", change, if_match)
 
-    async def override_limit(
+    async def override(
         self,
         actor: Actor | str,
         limit_id: str,
@@ -140,7 +150,7 @@ class LimitCommands(AdminCommands):
             after = queries.find_limit(connection, limit_id)
             return Change(after, limit_id, _owner_id(after), limit_as_json(before), limit_as_json(after))
 
-        return await self._act(actor, "limit.override", change, if_match)
+        return await self._transactions.act(actor, "limit.override", change, if_match)
 
     async def clear_override(
         self, actor: Actor | str, limit_id: str, tenant: str | None = None, *, if_match: IfMatch = None
@@ -156,9 +166,9 @@ class LimitCommands(AdminCommands):
             after = queries.find_limit(connection, limit_id)
             return Change(after, limit_id, _owner_id(after), limit_as_json(before), limit_as_json(after))
 
-        return await self._act(actor, "limit.clear_override", change, if_match)
+        return await self._transactions.act(actor, "limit.clear_override", change, if_match)
 
-    async def remove_limit(
+    async def remove(
         self, actor: Actor | str, limit_id: str, tenant: str | None = None, *, if_match: IfMatch = None
     ) -> Limit:
         """Removes a limit with its override and events. With `tenant` only one of that tenant is found."""
@@ -171,32 +181,49 @@ class LimitCommands(AdminCommands):
             limit_events.forget(connection, limit_id)
             return Change(before, limit_id, _owner_id(before), before=limit_as_json(before))
 
-        return await self._act(actor, "limit.remove", change, if_match)
+        return await self._transactions.act(actor, "limit.remove", change, if_match)
 
-    async def list_limits(self, tenant: str | None = None) -> list[Limit]:
-        return await self._database.read(lambda connection: _limits(connection, tenant))
+    async def all(self, tenant: str | None = None) -> list[Limit]:
+        return await self._transactions.read(lambda connection: _limits(connection, tenant))
 
-    async def view_limits(self, tenant: str | None = None) -> list[LimitView]:
-        """As `list_limits`, with what is in force and the events of each limit's newest window."""
+    async def view_all(self, tenant: str | None = None) -> list[LimitView]:
+        """As `all`, with what is in force and the events of each limit's newest window."""
+        return await self._transactions.read(lambda one: self._views(one, _limits(one, tenant)))
 
-        def view(connection: Connection) -> list[LimitView]:
-            found = _limits(connection, tenant)
-            events = limit_events.events_of(connection, [limit.limit_id for limit in found])
-            return [self._view(limit, newest_window(events.get(limit.limit_id, []))) for limit in found]
-
-        return await self._database.read(view)
-
-    async def show_limit(self, limit_id: str) -> LimitView:
+    async def show(self, limit_id: str) -> LimitView:
         """Raises `NotFound`."""
 
         def view(connection: Connection) -> LimitView:
             found = queries.find_limit(connection, limit_id)
             return self._view(found, limit_events.events_of(connection, [limit_id]).get(limit_id, []))
 
-        return await self._database.read(view)
+        return await self._transactions.read(view)
+
+    async def page(
+        self, tenant: str | None = None, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
+    ) -> Page[LimitView]:
+        """In order of creation, as in force, with each one's newest events. Raises `Invalid`, `NotFound`."""
+        most, filters = checked_limit(limit), {"tenant": tenant}
+        table = tables.limits
+        last = None if cursor is None else decode_cursor("limits", filters, cursor, tuple[Number, Text])
+
+        def look(connection: Connection) -> list[LimitView]:
+            wanted = [] if last is None else [beyond((table.c.created_us, table.c.id), last)]
+            if tenant is not None:
+                wanted.append(table.c.tenant_id == queries.find_tenant(connection, tenant).tenant_id)
+            return self._views(connection, queries.limits_where(connection, *wanted, most=most + 1))
+
+        views = await self._transactions.read(look)
+        return page_of(
+            views, most, "limits", filters, lambda view: (view.limit.created_us, view.limit.limit_id)
+        )
+
+    def _views(self, connection: Connection, found: Sequence[Limit]) -> list[LimitView]:
+        events = limit_events.events_of(connection, [limit.limit_id for limit in found])
+        return [self._view(limit, newest_window(events.get(limit.limit_id, []))) for limit in found]
 
     def _view(self, limit: Limit, events: list[LimitEvent]) -> LimitView:
-        return LimitView(limit, self._clock(), tuple(events))
+        return LimitView(limit, self._transactions.clock(), tuple(events))
 
     def _find_limit(self, connection: Connection, limit_id: str, tenant: str | None) -> Limit:
         tenant_id = None if tenant is None else queries.find_tenant(connection, tenant).tenant_id

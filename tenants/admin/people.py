@@ -13,8 +13,8 @@ from sqlalchemy import Connection, delete, update
 
 from tenants.admin import validation
 from tenants.admin.audit import Actor
-from tenants.admin.lists.people import PeopleLists
-from tenants.admin.transaction import Change, IfMatch
+from tenants.admin.cursor import DEFAULT_PAGE, Page, Text, beyond, checked_limit, decode_cursor, page_of
+from tenants.admin.transaction import AdminActs, Change, IfMatch
 from tenants.audit import persons, store
 from tenants.directory import queries
 from tenants.directory.keys import new_id
@@ -30,16 +30,16 @@ from tenants.people.person import (
     person_name,
 )
 from tenants.people.roles import Role
-from tenants.people.sessions import Session, digest_of, is_secret, new_secret
-from tenants.storage.tables import drains, people, person_links, person_sessions, settings
+from tenants.people.sessions import digest_of, is_secret, new_secret
+from tenants.storage.tables import drains, people, person_links, settings
 
 Edit = Callable[[Connection, Person], Person]
 
 
-class PeopleCommands(PeopleLists):
+class PeopleActs(AdminActs):
     async def make_set_up_link(self, actor: Actor | str) -> str | None:
         """The token of a link that makes the first owner, in place of former ones; None once there is one."""
-        if not await self._database.read(rows.needs_owner):
+        if not await self._transactions.read(rows.needs_owner):
             return None
         token = new_secret()
 
@@ -47,10 +47,10 @@ class PeopleCommands(PeopleLists):
             rows.new_link(connection, token, None, now_us + LINK_S * 1_000_000, now_us)
             return Change(None, "set-up", None)
 
-        await self._act(actor, "person.set_up_link", change)
+        await self._transactions.act(actor, "person.set_up_link", change)
         return token
 
-    async def invite_person(self, actor: Actor | str, wanted: PersonInvite) -> tuple[Person, str]:
+    async def invite(self, actor: Actor | str, wanted: PersonInvite) -> tuple[Person, str]:
         """Returns the person with the token of a link to set a password."""
         name, role = person_name(wanted.name), validation.choice("role", Role, wanted.role)
         token = new_secret()
@@ -60,9 +60,9 @@ class PeopleCommands(PeopleLists):
             rows.new_link(connection, token, made.person_id, now_us + LINK_S * 1_000_000, now_us)
             return Change(made, made.person_id, None, after=made.as_json())
 
-        return await self._act(actor, "person.invite", change), token
+        return await self._transactions.act(actor, "person.invite", change), token
 
-    async def change_person(
+    async def change(
         self, actor: Actor | str, person: str, wanted: PersonChange, if_match: IfMatch = None
     ) -> Person:
         """Changes the role, or a member's tenants, by id or name. Without a difference no session ends."""
@@ -76,13 +76,11 @@ class PeopleCommands(PeopleLists):
                 wanted_tenants = before.tenants
             return replace(before, role=role, tenants=_tenants(connection, role, wanted_tenants))
 
-        return await self._edit_person(
-            actor, "person.update", person, edit, if_match=if_match, only_if_changed=True
-        )
+        return await self._edit(actor, "person.update", person, edit, if_match=if_match, only_if_changed=True)
 
-    async def suspend_person(self, actor: Actor | str, person: str, if_match: IfMatch = None) -> Person:
-        """It is logged out everywhere and cannot log in until `resume_person`."""
-        return await self._edit_person(
+    async def suspend(self, actor: Actor | str, person: str, if_match: IfMatch = None) -> Person:
+        """It is logged out everywhere and cannot log in until `resume`."""
+        return await self._edit(
             actor,
             "person.suspend",
             person,
@@ -90,8 +88,8 @@ class PeopleCommands(PeopleLists):
             if_match=if_match,
         )
 
-    async def resume_person(self, actor: Actor | str, person: str, if_match: IfMatch = None) -> Person:
-        return await self._edit_person(
+    async def resume(self, actor: Actor | str, person: str, if_match: IfMatch = None) -> Person:
+        return await self._edit(
             actor,
             "person.resume",
             person,
@@ -99,16 +97,14 @@ class PeopleCommands(PeopleLists):
             if_match=if_match,
         )
 
-    async def reset_person(
-        self, actor: Actor | str, person: str, if_match: IfMatch = None
-    ) -> tuple[Person, str]:
+    async def reset(self, actor: Actor | str, person: str, if_match: IfMatch = None) -> tuple[Person, str]:
         """Takes the password away; returns the token of a link to set a new one."""
         token = new_secret()
 
         def link(connection: Connection, after: Person, now_us: int) -> None:
             rows.new_link(connection, token, after.person_id, now_us + LINK_S * 1_000_000, now_us)
 
-        return await self._edit_person(
+        return await self._edit(
             actor,
             "person.reset",
             person,
@@ -126,7 +122,7 @@ class PeopleCommands(PeopleLists):
                 raise LogInRefused
             return replace(before, has_password=True)
 
-        return await self._edit_person(
+        return await self._edit(
             actor, "person.set_password", person.person_id, edit, {"password_hash": password_hash}
         )
 
@@ -156,9 +152,9 @@ class PeopleCommands(PeopleLists):
             rows.update_person(connection, after, {"password_hash": password_hash, "password_us": now_us})
             return Change(after, after.person_id, None, before.as_json(), after.as_json())
 
-        return await self._act(actor, "person.redeem", change)
+        return await self._transactions.act(actor, "person.redeem", change)
 
-    async def erase_person(self, actor: Actor | str, person: str, if_match: IfMatch = None) -> Person:
+    async def erase(self, actor: Actor | str, person: str, if_match: IfMatch = None) -> Person:
         """Removes a person, sessions, links and personal data in the audit, whose rows and proofs stay."""
 
         def change(connection: Connection, now_us: int) -> Change[Person]:
@@ -170,29 +166,33 @@ class PeopleCommands(PeopleLists):
             _erase_setter(connection, before.actor_name)
             return Change(before, before.person_id, None, before.as_json())
 
-        return await self._act(actor, "person.erase", change, if_match)
+        return await self._transactions.act(actor, "person.erase", change, if_match)
 
-    async def end_session(self, actor: Actor | str, session: str, *, of: str | None = None) -> Session:
-        """Logs one browser out, in every gateway; `of`: only one of this person (id). Raises `NotFound`."""
-        # PostgreSQL takes no NUL.
-        wanted = session if session.isprintable() else ""
+    async def show(self, person: str) -> Person:
+        return await self._transactions.read(lambda connection: rows.find_person(connection, person))
 
-        def change(connection: Connection, now_us: int) -> Change[Session]:
-            found = rows.sessions_where(connection, person_sessions.c.id == wanted)
-            if not found or of not in (None, found[0].person.person_id):
-                raise NotFound("session", session[:80])
-            connection.execute(delete(person_sessions).where(person_sessions.c.id == wanted))
-            return Change(found[0], session, None, before=found[0].as_json())
+    async def all(self) -> list[Person]:
+        return await self._transactions.read(rows.people_where)
 
-        return await self._act(actor, "session.end", change)
+    async def page(self, *, cursor: str | None = None, limit: int = DEFAULT_PAGE) -> Page[Person]:
+        """Raises `Invalid`."""
+        most = checked_limit(limit)
+        last = None if cursor is None else decode_cursor("people", {}, cursor, tuple[Text])
+
+        def look(connection: Connection) -> list[Person]:
+            after = () if last is None else (beyond([people.c.name], last),)
+            return rows.people_where(connection, *after, limit=most + 1)
+
+        persons = await self._transactions.read(look)
+        return page_of(persons, most, "people", {}, lambda row: (row.name,))
 
     async def end_sessions(self, actor: Actor | str, person: str, if_match: IfMatch = None) -> Person:
         """Logs a person out everywhere, also where a log-in is under way."""
-        return await self._edit_person(
+        return await self._edit(
             actor, "person.end_sessions", person, lambda _, before: before, if_match=if_match
         )
 
-    async def _edit_person(
+    async def _edit(
         self,
         actor: Actor | str,
         action: str,
@@ -218,7 +218,7 @@ class PeopleCommands(PeopleLists):
                 then(connection, after, now_us)
             return Change(after, after.person_id, None, before.as_json(), after.as_json())
 
-        return await self._act(actor, action, change, if_match)
+        return await self._transactions.act(actor, action, change, if_match)
 
 
 def _first_owner(connection: Connection, name: str | None, password_hash: str, now_us: int) -> Change[Person]:

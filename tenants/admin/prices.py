@@ -9,15 +9,24 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, insert, select
+from sqlalchemy import Connection, RowMapping, and_, insert, or_, select
 
 from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import PriceSet
-from tenants.admin.transaction import AdminCommands, Change, IfMatch
+from tenants.admin.cursor import (
+    DEFAULT_PAGE,
+    Number,
+    Page,
+    Text,
+    checked_limit,
+    decode_cursor,
+    page_of,
+)
+from tenants.admin.transaction import AdminActs, Change, IfMatch
 from tenants.directory import queries
 from tenants.directory.records import from_us
-from tenants.errors import Invalid
+from tenants.errors import Invalid, NotFound
 from tenants.pricing.pricing import FREE, Price, PriceBook, PriceEntry, TokenWeights
 from tenants.storage import tables
 from tenants.types import Tier
@@ -45,10 +54,8 @@ class PriceRow:
         }
 
 
-class PriceCommands(AdminCommands):
-    async def set_price(
-        self, actor: Actor | str, wanted: PriceSet, *, if_match: IfMatch = None
-    ) -> list[PriceRow]:
+class PriceActs(AdminActs):
+    async def set(self, actor: Actor | str, wanted: PriceSet, *, if_match: IfMatch = None) -> list[PriceRow]:
         """Makes a new version of the book, unless nothing changes; earlier reservations keep theirs. `tier`
         None: in all tiers. Returns the model's rows now."""
         model = validation.model("model", wanted.model)
@@ -58,17 +65,18 @@ class PriceCommands(AdminCommands):
             book = queries.price_book(connection)
             before = _rows_of(connection, model)
             old = {tier: book.entries.get((model, tier)) for tier in tiers}
-            new = {tier: changed(old[tier], wanted, self._tier_multipliers[tier]) for tier in tiers}
+            multipliers = self._transactions.tier_multipliers
+            new = {tier: changed(old[tier], wanted, multipliers[tier]) for tier in tiers}
             entries = {(model, tier): new[tier] for tier in tiers if new[tier] != old[tier]}
             _insert(connection, book, entries, now_us)
             after = _rows_of(connection, model)
             return Change(after, model[:128], None, as_stored(before), as_stored(after))
 
-        return await self._act(actor, "price.set", act, if_match)
+        return await self._transactions.act(actor, "price.set", act, if_match)
 
-    async def seed_prices(self, actor: Actor | str, prices: Mapping[str, Price]) -> list[str]:
+    async def seed(self, actor: Actor | str, prices: Mapping[str, Price]) -> list[str]:
         """Prices models that the book lacks, in all tiers; returns their names."""
-        known = (await self._database.read(queries.price_book)).models
+        known = (await self._transactions.read(queries.price_book)).models
         if not set(prices) - known:
             return []
 
@@ -76,18 +84,55 @@ class PriceCommands(AdminCommands):
             book = queries.price_book(connection)
             missing = sorted(set(prices) - book.models)
             entries = {
-                (model, tier): PriceEntry(prices[model], self._tier_multipliers[tier])
+                (model, tier): PriceEntry(prices[model], self._transactions.tier_multipliers[tier])
                 for model in missing
                 for tier in Tier
             }
             version = _insert(connection, book, entries, now_us)
             return Change(missing, f"version {version}", None, after={"models": missing})
 
-        return await self._act(actor, "price.seed", act)
+        return await self._transactions.act(actor, "price.seed", act)
 
-    async def list_prices(self) -> list[PriceRow]:
+    async def all(self) -> list[PriceRow]:
         """Prices in force, by model and tier."""
-        return await self._database.read(_in_force)
+        return await self._transactions.read(_in_force)
+
+    async def page(
+        self, model: str | None = None, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
+    ) -> Page[PriceRow]:
+        """Prices in force by model and tier, of one model or of all. Raises `Invalid`."""
+        most, filters = checked_limit(limit), {"model": model}
+        last = None if cursor is None else decode_cursor("prices", filters, cursor, tuple[Text, Number])
+        rows = sorted((row for row in await self.all() if model in (None, row.model)), key=_price_key)
+        left = [row for row in rows if last is None or _price_key(row) > last]
+        return page_of(left, most, "prices", filters, _price_key)
+
+    async def page_history(
+        self, model: str, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
+    ) -> Page[PriceRow]:
+        """Every version's rows of one model, newest first. Raises `Invalid`, `NotFound`."""
+        most, filters = checked_limit(limit), {"model": model}
+        validation.plain_text("model", model)
+        table = tables.prices
+        key = tuple[Number, Text]
+        last = None if cursor is None else decode_cursor("price history", filters, cursor, key)
+        after = []
+        if last is not None:
+            same = and_(table.c.version == last[0], table.c.tier > last[1])
+            after.append(or_(table.c.version < last[0], same))
+        query = select(table).where(table.c.model == model, *after)
+        query = query.order_by(table.c.version.desc(), table.c.tier).limit(most + 1)
+        rows = await self._transactions.read(lambda one: [*map(_row, one.execute(query).mappings())])
+        if not rows and last is None:
+            raise NotFound("price", model)
+        page = page_of(rows, most, "price history", filters, lambda row: (row.version, row.tier.value))
+        tiers = list(Tier)
+        shown = sorted(page.rows, key=lambda row: (-row.version, tiers.index(row.tier)))
+        return Page(shown, page.next_cursor)
+
+
+def _price_key(row: PriceRow) -> tuple[str, int]:
+    return row.model, list(Tier).index(row.tier)
 
 
 def changed(old: PriceEntry | None, wanted: PriceSet, default_multiplier: int) -> PriceEntry:
@@ -153,25 +198,12 @@ def _insert(
     return version
 
 
-def history(
-    connection: Connection, model: str, most: int, *conditions: ColumnElement[bool]
-) -> list[PriceRow]:
-    """Rows of one model, the newest version first, then by the tier's name."""
-    table = tables.prices
-    query = select(table).where(table.c.model == model, *conditions)
-    query = query.order_by(table.c.version.desc(), table.c.tier).limit(most)
-    return [_row(row) for row in connection.execute(query).mappings()]
-
-
 def _rows_of(connection: Connection, model: str) -> list[PriceRow]:
     return [row for row in _in_force(connection) if row.model == model]
 
 
 def _in_force(connection: Connection) -> list[PriceRow]:
-    return _in_order(connection, queries.prices_in_force(queries.price_version(connection)))
-
-
-def _in_order(connection: Connection, query: Any) -> list[PriceRow]:
+    query = queries.prices_in_force(queries.price_version(connection))
     rows = [_row(row) for row in connection.execute(query).mappings()]
     order = list(Tier)
     return sorted(rows, key=lambda row: (row.model, -row.version, order.index(row.tier)))

@@ -9,7 +9,16 @@ from sqlalchemy import Connection, delete, update
 from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import SloSet
-from tenants.admin.transaction import AdminCommands, Change, IfMatch
+from tenants.admin.cursor import (
+    DEFAULT_PAGE,
+    Page,
+    Text,
+    beyond,
+    checked_limit,
+    decode_cursor,
+    page_of,
+)
+from tenants.admin.transaction import AdminActs, Change, IfMatch
 from tenants.directory import queries
 from tenants.directory.keys import new_id
 from tenants.errors import Invalid, NotFound
@@ -23,8 +32,8 @@ MIN_TARGET_S = 0.000_1
 MAX_TARGET_S = 86_400.0
 
 
-class SloCommands(AdminCommands):
-    async def set_slo(self, actor: Actor | str, wanted: SloSet, *, if_match: IfMatch = None) -> Slo:
+class SloActs(AdminActs):
+    async def set(self, actor: Actor | str, wanted: SloSet, *, if_match: IfMatch = None) -> Slo:
         """`percentile` per cent of the requests in a tier must have `metric` (`ttft`, `tpot`, `e2e`) within
         `target_s`. `tenant` None: of each tenant without a target of its own. One per (tenant, tier, metric):
         setting it again replaces it. What was counted stays."""
@@ -54,22 +63,19 @@ class SloCommands(AdminCommands):
             was = None if before is None else before.as_json()
             return Change(after, after.slo_id, tenant_id or None, was, after.as_json())
 
-        return await self._act(actor, "slo.set", change, if_match)
+        return await self._transactions.act(actor, "slo.set", change, if_match)
 
-    async def remove_slo(self, actor: Actor | str, slo_id: str, *, if_match: IfMatch = None) -> Slo:
+    async def remove(self, actor: Actor | str, slo_id: str, *, if_match: IfMatch = None) -> Slo:
         """What was counted stays. Raises `NotFound`."""
 
         def change(connection: Connection, now_us: int) -> Change[Slo]:
-            table = tables.slos
-            before = next(iter(slo_store.slos_where(connection, table.c.id == queries.plain(slo_id))), None)
-            if before is None:
-                raise NotFound("slo", slo_id[:80])
-            connection.execute(delete(table).where(table.c.id == slo_id))
+            before = _find(connection, slo_id)
+            connection.execute(delete(tables.slos).where(tables.slos.c.id == slo_id))
             return Change(before, slo_id, before.tenant_id or None, before=before.as_json())
 
-        return await self._act(actor, "slo.remove", change, if_match)
+        return await self._transactions.act(actor, "slo.remove", change, if_match)
 
-    async def list_slos(self, tenant: str | None = None) -> list[Slo]:
+    async def all(self, tenant: str | None = None) -> list[Slo]:
         """All targets, or those that bind one tenant."""
 
         def look(connection: Connection) -> list[Slo]:
@@ -77,12 +83,35 @@ class SloCommands(AdminCommands):
                 return slo_store.slos_where(connection)
             return slo_store.binding(connection, queries.find_tenant(connection, tenant).tenant_id)
 
-        return await self._database.read(look)
+        return await self._transactions.read(look)
 
-    async def slo_report(self, tenant: str | None = None, tier: str | None = None) -> list[SloReport]:
+    async def show(self, slo_id: str) -> Slo:
+        return await self._transactions.read(lambda connection: _find(connection, slo_id))
+
+    async def page(
+        self, tenant: str | None = None, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
+    ) -> Page[Slo]:
+        """By tenant, tier and metric: all, or those that bind one tenant. Raises `Invalid`, `NotFound`."""
+        most, filters = checked_limit(limit), {"tenant": tenant}
+        table = tables.slos
+        columns = (table.c.tenant_id, table.c.tier, table.c.metric)
+        last = None if cursor is None else decode_cursor("slos", filters, cursor, tuple[Text, Text, Text])
+
+        def look(connection: Connection) -> list[Slo]:
+            wanted = [] if last is None else [beyond(columns, last)]
+            if tenant is None:
+                return slo_store.slos_where(connection, *wanted, most=most + 1)
+            tenant_id = queries.find_tenant(connection, tenant).tenant_id
+            binding = sorted(slo_store.binding(connection, tenant_id), key=_slo_key)
+            return [slo for slo in binding if last is None or _slo_key(slo) > last]
+
+        rows = await self._transactions.read(look)
+        return page_of(rows, most, "slos", filters, _slo_key)
+
+    async def report(self, tenant: str | None = None, tier: str | None = None) -> list[SloReport]:
         """How each target was met for each tenant that sent requests, over the period."""
         wanted_tier = None if tier is None else validation.choice("tier", Tier, tier)
-        now_s = self._clock()
+        now_s = self._transactions.clock()
 
         def look(connection: Connection) -> list[SloReport]:
             tenant_id = None if tenant is None else queries.find_tenant(connection, tenant).tenant_id
@@ -108,7 +137,11 @@ class SloCommands(AdminCommands):
                         key.tenant_id,
                         names.get(key.tenant_id, key.tenant_id),
                         sum(days.values(), SloTally()),
-                        tuple(burning(by_span.get(key, {}), slo.per_mille, now_s, self._alert_misses)),
+                        tuple(
+                            burning(
+                                by_span.get(key, {}), slo.per_mille, now_s, self._transactions.alert_misses
+                            )
+                        ),
                         by_cause.get(key, {}),
                     )
                 )
@@ -122,25 +155,40 @@ class SloCommands(AdminCommands):
                 ),
             )
 
-        return await self._database.read(look)
+        return await self._transactions.read(look)
 
     async def causes_by_day(
         self, tenant: str | None = None, tier: str | None = None
     ) -> dict[int, dict[str, int]]:
         """Misses by cause and day of the period (its start, Unix seconds), also of removed targets."""
         wanted_tier = None if tier is None else validation.choice("tier", Tier, tier).value
-        since_s = int(self._clock()) - (PERIOD_DAYS + 1) * DAY_S + 1
+        since_s = int(self._transactions.clock()) - (PERIOD_DAYS + 1) * DAY_S + 1
 
         def look(connection: Connection) -> dict[int, dict[str, int]]:
             tenant_id = None if tenant is None else queries.find_tenant(connection, tenant).tenant_id
             return slo_store.causes_by_day(connection, since_s, tenant_id, wanted_tier)
 
-        return await self._database.read(look)
+        return await self._transactions.read(look)
 
     async def misses_of(self, request_id: str) -> list[Missed]:
         """The targets that one request missed, with their evidence."""
         is_it = tables.slo_misses.c.request_id == request_id
-        return await self._database.read(lambda one: slo_store.misses(one, [is_it], len(METRICS)))
+        return await self._transactions.read(lambda one: slo_store.misses(one, [is_it], len(METRICS)))
+
+
+def _find(connection: Connection, slo_id: str) -> Slo:
+    found = slo_store.slos_where(connection, tables.slos.c.id == queries.plain(slo_id))
+    if not found:
+        raise NotFound("slo", slo_id[:80])
+    return found[0]
+
+
+def _slo_key(slo: Slo) -> tuple[str, str, str]:
+    return slo.tenant_id, slo.tier.value, slo.metric
+
+
+def _miss_key(missed: Missed) -> tuple[int, str, str]:
+    return missed.at_us, missed.request_id, missed.metric
 
 
 def new_slo(wanted: SloSet) -> Slo:

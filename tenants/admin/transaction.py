@@ -3,22 +3,22 @@ second) and the audit row. Several acts can share one."""
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from sqlalchemy import Connection, update
+from sqlalchemy.exc import IntegrityError
 
 from tenants.admin import audit
 from tenants.admin.audit import Actor
 from tenants.audit.accesses import Access, MergedAccess
 from tenants.directory import names
 from tenants.directory.keys import check_pepper
-from tenants.errors import PersonChanged, PreconditionFailed
+from tenants.errors import AlreadyExists, PersonChanged, PreconditionFailed
 from tenants.people import rows
 from tenants.pricing.pricing import DEFAULT_MULTIPLIERS
 from tenants.slo.slo import DEFAULT_LEAST_MISSES
@@ -66,38 +66,33 @@ class OpenTransaction:
     revision: int
 
 
-class AdminCommands:
-    """Base of all admin acts."""
+@dataclass(frozen=True)
+class Transactions:
+    """The database of admin acts, with what they share."""
 
-    _inside: OpenTransaction | None = None
-    """Set in the copy that `in_one_transaction` hands out."""
+    database: Database
+    pepper: bytes
+    clock: Callable[[], float] = time.time
+    """Seconds since 1970."""
+    tier_multipliers: Mapping[Tier, int] = field(default_factory=lambda: DEFAULT_MULTIPLIERS)
+    """Thousandths: of a model priced for the first time, unless the act gives one."""
+    alert_misses: int = DEFAULT_LEAST_MISSES
+    """An alert's fewest in its long window."""
+    webhook_private: bool = False
+    """Whether webhooks may have private addresses."""
+    opened: OpenTransaction | None = None
+    """The transaction that all acts share; None: each has its own."""
 
-    def __init__(
-        self,
-        database: Database,
-        pepper: bytes,
-        clock: Callable[[], float] = time.time,
-        tier_multipliers: Mapping[Tier, int] = DEFAULT_MULTIPLIERS,
-        alert_misses: int = DEFAULT_LEAST_MISSES,
-        webhook_private: bool = False,
-    ) -> None:
-        """`clock` gives seconds since 1970. `tier_multipliers` (thousandths): of a model priced for the first
-        time, unless the act gives one. `alert_misses`: an alert's fewest in its long window.
-        `webhook_private`: whether webhooks may have private addresses."""
-        self._database = database
-        self._pepper = check_pepper(pepper)
-        self._clock = clock
-        self._tier_multipliers = tier_multipliers
-        self._alert_misses = alert_misses
-        self._webhook_private = webhook_private
+    def __post_init__(self) -> None:
+        check_pepper(self.pepper)
 
     def now_us(self) -> int:
         """Microseconds since 1970."""
-        return round(self._clock() * 1e6)
+        return round(self.clock() * 1e6)
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Raises `DatabaseUnavailable`, and what `work` raises."""
-        return await self._database.read(work)
+        return await self.database.read(work)
 
     async def note(
         self,
@@ -110,36 +105,32 @@ class AdminCommands:
         after: Mapping[str, Any] | None = None,
     ) -> None:
         """Audits an act on the running system before it is done; the directory stays as it is."""
-        await self._act(actor, action, lambda *_: Change(None, target, tenant_id, before, after))
+        await self.act(actor, action, lambda *_: Change(None, target, tenant_id, before, after))
 
     async def note_access(self, access: Access) -> None:
         """Audits one access before it is granted. Raises `DatabaseUnavailable`."""
-        now_us = round(self._clock() * 1e6)
+        now_us = self.now_us()
         await self.record_accesses([MergedAccess(access, now_us, now_us, now_us, 1)])
 
     async def record_accesses(self, rows: Sequence[MergedAccess], flush: Flush | None = None) -> None:
         """Audits accesses; the directory's revision stays. With `flush` exactly once, however often repeated.
         Raises `DatabaseUnavailable`."""
-        now_us = round(self._clock() * 1e6)
+        now_us = self.now_us()
 
         def write(connection: Connection) -> None:
             if flush is None or flushes.is_new(connection, flush, now_us):
-                audit.record_accesses(connection, rows, at_us=now_us, name_key=self._pepper)
+                audit.record_accesses(connection, rows, at_us=now_us, name_key=self.pepper)
 
-        await self._database.write(write)
+        await self.database.write(write)
 
     async def with_names(self, items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Items with the names of tenants, projects and keys beside their ids."""
         shown = list(items)
-        return await self._database.read(lambda connection: names.with_names(connection, shown))
-
-    @property
-    def tier_multipliers(self) -> Mapping[Tier, int]:
-        return self._tier_multipliers
+        return await self.read(lambda connection: names.with_names(connection, shown))
 
     async def in_one_transaction(
         self,
-        acts: Callable[[Self], Coroutine[Any, Any, T]],
+        acts: Callable[[Transactions], Coroutine[Any, Any, T]],
         *,
         at_revision: int | None = None,
         is_rehearsal: bool = False,
@@ -147,15 +138,13 @@ class AdminCommands:
         """Runs several acts as one transaction with one revision, each with its audit row; all or none.
         `acts` gets this object on the open transaction, awaits only its acts, and may run again after a
         rollback. Raises `PreconditionFailed` unless at `at_revision`. A rehearsal is rolled back."""
-        now_us = round(self._clock() * 1e6)
+        now_us = self.now_us()
 
         def transaction(connection: Connection) -> T:
             revision = _next_revision(connection)
             if at_revision not in (None, revision - 1):
                 raise PreconditionFailed({"revision": revision - 1})
-            inside = copy.copy(self)
-            inside._inside = OpenTransaction(connection, now_us, revision)
-            return _run(acts(inside))
+            return _run(acts(replace(self, opened=OpenTransaction(connection, now_us, revision))))
 
         def rehearsal(connection: Connection) -> T:
             savepoint = connection.begin_nested()
@@ -164,9 +153,9 @@ class AdminCommands:
             finally:
                 savepoint.rollback()
 
-        return await self._database.write(rehearsal if is_rehearsal else transaction)
+        return await self.database.write(rehearsal if is_rehearsal else transaction)
 
-    async def _act(
+    async def act(
         self,
         actor: Actor | str,
         action: str,
@@ -176,15 +165,22 @@ class AdminCommands:
         """Runs `change` as one audited transaction; every change of the directory goes through here. Rolled
         back with `PreconditionFailed` unless `Change.before` has one of the tags of `if_match`."""
         who = Actor(actor) if isinstance(actor, str) else actor
-        if self._inside is not None:
-            return _perform(self._inside, who, action, change, if_match)
-        now_us = round(self._clock() * 1e6)
+        if self.opened is not None:
+            return _perform(self.opened, who, action, change, if_match)
+        now_us = self.now_us()
 
         def transaction(connection: Connection) -> T:
             opened = OpenTransaction(connection, now_us, _next_revision(connection))
             return _perform(opened, who, action, change, if_match)
 
-        return await self._database.write(transaction)
+        return await self.database.write(transaction)
+
+
+class AdminActs:
+    """Base of the admin acts and reads of one kind of object."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
 
 
 def _next_revision(connection: Connection) -> int:
@@ -236,3 +232,12 @@ def _run(acts: Coroutine[Any, Any, T]) -> T:
         return result
     acts.close()
     raise RuntimeError("acts in one transaction must await nothing but acts")
+
+
+def insert_unique(connection: Connection, statement: Any, what: str, name: str) -> None:
+    """Raises `AlreadyExists`."""
+    try:
+        with connection.begin_nested():
+            connection.execute(statement)
+    except IntegrityError:
+        raise AlreadyExists(what, name) from None

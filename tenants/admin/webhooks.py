@@ -16,7 +16,7 @@ from sqlalchemy.sql import ColumnElement
 
 from tenants.admin.audit import Actor
 from tenants.admin.cursor import DEFAULT_PAGE, Page, Text, beyond, checked_limit, decode_cursor, page_of
-from tenants.admin.transaction import AdminCommands, Change
+from tenants.admin.transaction import AdminActs, Change
 from tenants.directory import queries
 from tenants.directory.keys import PEPPER_SETTING, fingerprint, new_id
 from tenants.directory.records import from_us
@@ -97,11 +97,11 @@ def checked_subjects(wanted: Iterable[str] | None, *, of_tenant: bool) -> tuple[
     return chosen
 
 
-class WebhookCommands(AdminCommands):
-    async def list_webhooks(self, whose: Whose = None) -> list[Webhook]:
-        return await self._database.read(lambda one: _where(one, *seen(webhooks.c.tenant_id, whose)))
+class WebhookActs(AdminActs):
+    async def all(self, whose: Whose = None) -> list[Webhook]:
+        return await self._transactions.read(lambda one: _where(one, *seen(webhooks.c.tenant_id, whose)))
 
-    async def page_webhooks(
+    async def page(
         self, whose: Whose = None, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
     ) -> Page[Webhook]:
         """Raises `Invalid`."""
@@ -110,12 +110,12 @@ class WebhookCommands(AdminCommands):
         wanted = seen(webhooks.c.tenant_id, whose)
         if last is not None:
             wanted.append(beyond([webhooks.c.id], last))
-        rows = await self._database.read(lambda one: _where(one, *wanted, most=most + 1))
+        rows = await self._transactions.read(lambda one: _where(one, *wanted, most=most + 1))
         return page_of(rows, most, "webhooks", {}, lambda hook: (hook.webhook_id,))
 
-    async def show_webhook(self, webhook: str, whose: Whose = None) -> Webhook:
+    async def show(self, webhook: str, whose: Whose = None) -> Webhook:
         """Raises `NotFound`."""
-        return await self._database.read(lambda one: find_webhook(one, webhook, whose))
+        return await self._transactions.read(lambda one: find_webhook(one, webhook, whose))
 
     async def deliveries(
         self, webhook: str, *, state: str | None = None, whose: Whose = None, most: int = MOST_SHOWN
@@ -126,7 +126,7 @@ class WebhookCommands(AdminCommands):
                 conditions.append(outbox.c.state == state)
             return store.deliveries(connection, *conditions, most=min(most, MOST_SHOWN))
 
-        return await self._database.read(look)
+        return await self._transactions.read(look)
 
     async def count_deliveries(self, ids: Iterable[str]) -> dict[str, dict[str, int]]:
         """Of these webhooks, by webhook and state."""
@@ -141,10 +141,10 @@ class WebhookCommands(AdminCommands):
                 ):
                     counts[webhook_id][state] = count
 
-        await self._database.read(look)
+        await self._transactions.read(look)
         return counts
 
-    async def list_alerts(
+    async def alerts(
         self, whose: Whose = None, *, fires: bool | None = None, most: int = MOST_SHOWN
     ) -> list[Incident]:
         """Alerts that fire (`fires`), that are resolved, or both; newest first, at most `most`."""
@@ -152,32 +152,33 @@ class WebhookCommands(AdminCommands):
         if fires is not None:
             is_open = incidents.c.resolved_us.is_(None)
             conditions.append(is_open if fires else ~is_open)
-        return await self._database.read(
+        return await self._transactions.read(
             lambda one: incident_store.latest(one, *conditions, most=min(most, MOST_SHOWN))
         )
 
-    async def webhook_secret(self, webhook_id: str) -> tuple[str, bytes]:
+    async def secret(self, webhook_id: str) -> tuple[str, bytes]:
         """The URL of a webhook and its signing secret. Raises `NotFound`, `Invalid`."""
         query = select(webhooks.c.sealed).where(webhooks.c.id == webhook_id)
-        sealed = await self._database.read(lambda one: one.execute(query).scalar())
+        sealed = await self._transactions.read(lambda one: one.execute(query).scalar())
         if sealed is None:
             raise NotFound("webhook", webhook_id)
-        return unseal(self._pepper, webhook_id, sealed)
+        return unseal(self._transactions.pepper, webhook_id, sealed)
 
-    async def add_webhook(self, actor: Actor | str, wanted: WebhookAdd) -> tuple[Webhook, str]:
+    async def add(self, actor: Actor | str, wanted: WebhookAdd) -> tuple[Webhook, str]:
         """Returns the webhook with its secret, which cannot be read again. Raises `Invalid` for an address
         that is private or cannot be resolved."""
-        allows_private = self._webhook_private
+        allows_private = self._transactions.webhook_private
         target = target_of(wanted.url, allows_private=allows_private)
         subjects = checked_subjects(wanted.subjects, of_tenant=wanted.tenant is not None)
         await address_of(target, allows_private=allows_private)
+        pepper = self._transactions.pepper
         webhook_id, secret = new_id("whk"), secrets.token_bytes(SECRET_BYTES)
         by = actor if isinstance(actor, str) else actor.name
         parts = urlsplit(wanted.url)
         host = f"{parts.scheme}://{parts.netloc}"
 
         def change(connection: Connection, now_us: int) -> Change[Webhook]:
-            if queries.setting(connection, PEPPER_SETTING) not in (None, fingerprint(self._pepper)):
+            if queries.setting(connection, PEPPER_SETTING) not in (None, fingerprint(pepper)):
                 raise PepperMismatch
             owner = None if wanted.tenant is None else queries.find_tenant(connection, wanted.tenant)
             tenant_id = "" if owner is None else owner.tenant_id
@@ -194,18 +195,16 @@ class WebhookCommands(AdminCommands):
                     tenant_id=tenant_id,
                     host=host,
                     subjects=list(subjects),
-                    sealed=seal(
-                        self._pepper, webhook_id, wanted.url, secret, secrets.token_bytes(NONCE_BYTES)
-                    ),
+                    sealed=seal(pepper, webhook_id, wanted.url, secret, secrets.token_bytes(NONCE_BYTES)),
                     created_us=now_us,
                     by=by,
                 )
             )
             return Change(made, webhook_id, tenant_id or None, after=made.as_json())
 
-        return await self._act(actor, "webhook.add", change), secret_text(secret)
+        return await self._transactions.act(actor, "webhook.add", change), secret_text(secret)
 
-    async def remove_webhook(self, actor: Actor | str, webhook: str, whose: Whose = None) -> Webhook:
+    async def remove(self, actor: Actor | str, webhook: str, whose: Whose = None) -> Webhook:
         """Removes a webhook with its pending events. Raises `NotFound`."""
 
         def change(connection: Connection, now_us: int) -> Change[Webhook]:
@@ -214,9 +213,9 @@ class WebhookCommands(AdminCommands):
             connection.execute(delete(webhooks).where(webhooks.c.id == hook.webhook_id))
             return Change(hook, hook.webhook_id, hook.tenant_id or None, before=hook.as_json())
 
-        return await self._act(actor, "webhook.remove", change)
+        return await self._transactions.act(actor, "webhook.remove", change)
 
-    async def test_webhook(self, actor: Actor | str, webhook: str, whose: Whose = None) -> Delivery:
+    async def test(self, actor: Actor | str, webhook: str, whose: Whose = None) -> Delivery:
         """Queues an event for it and retries waiting ones now. Raises `Invalid` where too many wait."""
 
         def change(connection: Connection, now_us: int) -> Change[Delivery]:
@@ -230,7 +229,7 @@ class WebhookCommands(AdminCommands):
             store.try_now(connection, hook.webhook_id, now_us)
             return Change(put, hook.webhook_id, hook.tenant_id or None, after={"event": put.event_id})
 
-        return await self._act(actor, "webhook.test", change)
+        return await self._transactions.act(actor, "webhook.test", change)
 
     async def resend(
         self, actor: Actor | str, webhook: str, wanted: DeliveryAgain, whose: Whose = None
@@ -255,7 +254,7 @@ class WebhookCommands(AdminCommands):
             store.try_now(connection, hook.webhook_id, now_us)
             return Change(len(dead), hook.webhook_id, hook.tenant_id or None, after={"events": len(dead)})
 
-        return await self._act(actor, "webhook.resend", change)
+        return await self._transactions.act(actor, "webhook.resend", change)
 
 
 def find_webhook(connection: Connection, webhook: str, whose: Whose = None) -> Webhook:

@@ -133,42 +133,42 @@ async def _perform(
     tenant, reference = step.tenant, step.reference
     match step.act, step.command:
         case "tenant.create", TenantCreate() as wanted:
-            await admin.create_tenant(actor, wanted)
+            await admin.tenants.create(actor, wanted)
         case "tenant.update", TenantChange() as wanted:
-            await admin.update_tenant(actor, tenant, wanted)
+            await admin.tenants.update(actor, tenant, wanted)
         case "tenant.suspend", None:
-            await admin.suspend_tenant(actor, tenant)
+            await admin.tenants.suspend(actor, tenant)
         case "tenant.resume", None:
-            await admin.resume_tenant(actor, tenant)
+            await admin.tenants.resume(actor, tenant)
         case "project.create", ProjectCreate() as wanted:
-            await admin.create_project(actor, wanted)
+            await admin.projects.create(actor, wanted)
         case "project.suspend", None:
-            await admin.suspend_project(actor, reference, tenant)
+            await admin.projects.suspend(actor, reference, tenant)
         case "project.resume", None:
-            await admin.resume_project(actor, reference, tenant)
+            await admin.projects.resume(actor, reference, tenant)
         case "key.create", KeyCreate() as wanted:
-            key, secret = await admin.create_key(actor, wanted)
+            key, secret = await admin.keys.create(actor, wanted)
             made[tenant, key.name] = MadeKey(tenant, key.name, key.key_id, secret)
         case "key.update", KeyChange() as wanted:
-            await admin.update_key(actor, reference, wanted, tenant)
+            await admin.keys.update(actor, reference, wanted, tenant)
         case "key.revoke", None:
-            await admin.revoke_key(actor, reference, tenant)
+            await admin.keys.revoke(actor, reference, tenant)
         case "limit.set", LimitSet() as wanted:
             key_made = made.get((tenant, wanted.key or ""))
             if key_made is not None:  # the plan has its name, as it had no id yet
                 wanted = msgspec.structs.replace(wanted, key=key_made.key_id)
-            await admin.set_limit(actor, wanted)
+            await admin.limits.set(actor, wanted)
         case "limit.remove", None:
-            await admin.remove_limit(actor, reference, tenant or None)
+            await admin.limits.remove(actor, reference, tenant or None)
         case "slo.set", SloSet() as wanted:
-            await admin.set_slo(actor, wanted)
+            await admin.slos.set(actor, wanted)
         case "slo.remove", None:
-            await admin.remove_slo(actor, reference)
+            await admin.slos.remove(actor, reference)
         case "price.set", PriceSet() as wanted:
-            await admin.set_price(actor, wanted)
+            await admin.prices.set(actor, wanted)
         case "policy.set", PolicyMove(before=before, after=after):
-            await admin.store_policy(actor, after, before)
+            await admin.policy.store(actor, after, before)
         case "policy.from_settings", PolicyMove(before=before, after=after):
-            await admin.forget_policy(actor, after, before)
+            await admin.policy.forget(actor, after, before)
         case _:
             raise AssertionError(f"no such act: {step.act}")

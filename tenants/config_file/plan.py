@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tenants.admin.policy import StoredPolicy
+from tenants.admin.platform.policy import StoredPolicy
+from tenants.admin.projects import DEFAULT_PROJECT
 from tenants.config_file.document import (
     ConfigInvalid,
     ConfigLimit,
@@ -28,7 +29,7 @@ from tenants.config_file.plan_limits import (
     target_steps,
 )
 from tenants.config_file.plan_prices import price_steps
-from tenants.config_file.plan_tenants import DEFAULT_PROJECT, tenant_steps
+from tenants.config_file.plan_tenants import tenant_steps
 from tenants.config_file.state import PLATFORM_LIMIT, ConfigState, SubjectName
 from tenants.config_file.steps import ConfigPlan, ConfigStep, NamedOnce, PolicyMove, differences
 from tenants.types import Tier

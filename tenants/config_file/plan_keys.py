@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from tenants.admin import validation
-from tenants.admin.admin import DEFAULT_SCOPES
 from tenants.admin.commands import KeyChange, KeyCreate
 from tenants.admin.drafts import changed_key, check_within, chosen_tiers
+from tenants.admin.keys import DEFAULT_SCOPES
 from tenants.config_file.document import NEVER, OF_TENANT, ConfigInvalid, ConfigKey, Place
 from tenants.config_file.state import TenantState
 from tenants.config_file.steps import ConfigStep, NamedOnce, differences, standing_at

@@ -8,6 +8,7 @@ from typing import Any
 from tenants.admin import validation
 from tenants.admin.commands import ProjectCreate, TenantChange, TenantCreate
 from tenants.admin.drafts import changed_tenant, new_tenant
+from tenants.admin.projects import DEFAULT_PROJECT
 from tenants.config_file.document import ConfigInvalid, ConfigProject, ConfigTenant, Place
 from tenants.config_file.plan_keys import ended, key_steps
 from tenants.config_file.plan_limits import limit_steps, name_of, target_steps
@@ -15,7 +16,6 @@ from tenants.config_file.state import TenantState
 from tenants.config_file.steps import ConfigStep, NamedOnce, differences, standing_at
 from tenants.directory.records import Project, Tenant, from_us
 
-DEFAULT_PROJECT = "default"
 FIELDS = (
     *("weight", "tier", "tiers", "on_low_budget", "reserved_tokens_per_s", "reserved_tier", "models"),
     "labels",

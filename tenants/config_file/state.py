@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from sqlalchemy import Connection
 
-from tenants.admin.policy import StoredPolicy, read_policy
+from tenants.admin.platform.policy import StoredPolicy, read_policy
 from tenants.directory import queries
 from tenants.directory.records import ApiKey, Project, Tenant, to_us
 from tenants.pricing.pricing import PriceBook

@@ -17,7 +17,7 @@ from tenants.admin.commands import (
     TenantChange,
     TenantCreate,
 )
-from tenants.admin.policy import StoredPolicy
+from tenants.admin.platform.policy import StoredPolicy
 from tenants.admin.transaction import etag_of
 from tenants.config_file.document import ConfigInvalid, Place, as_text
 from tenants.errors import Invalid

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tenants.resources.counts import CALIBRATION, REFUSAL_COUNTS
+from tenants.resources.ended import ENDED
+from tenants.resources.misses import MISSES
 from tenants.resources.refusals import REFUSALS
 from tenants.resources.resource import Resource
 
-RESOURCES: tuple[Resource[Any], ...] = (REFUSALS, REFUSAL_COUNTS, CALIBRATION)
+RESOURCES: tuple[Resource[Any], ...] = (ENDED, MISSES, REFUSALS, REFUSAL_COUNTS, CALIBRATION)

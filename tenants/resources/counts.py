@@ -22,8 +22,7 @@ from tenants.counts.refusal_store import (
 from tenants.directory.records import from_us, to_us
 from tenants.errors import Invalid
 from tenants.people.roles import Act
-from tenants.resources.reading import conditions_of
-from tenants.resources.refusals import TIMES
+from tenants.resources.reading import TIMES, conditions_of
 from tenants.resources.resource import Filter, Form, Json, Kind, ListQuery, PageRequest, Resource, Shown
 from tenants.storage.tables import calibration_counts, refusal_counts
 from tenants.types import Tier

@@ -29,6 +29,8 @@ from tenants.resources.resource import Kind, ListQuery, NamedFilter, PageRequest
 
 R = TypeVar("R")
 Conditions = dict[str, ColumnElement[bool]]
+TIMES = {"since": "from", "until": "to"}
+"""Names of the fields of time, as addresses and options have them."""
 BOUNDED: dict[type, Any] = {int: Number, str: Text}
 """Of a cursor's values."""
 
@@ -50,8 +52,8 @@ async def read_page(
     name = resource.list_name if of_tenant is None else f"{resource.list_name} of {of_tenant}"
     key: Any = tuple[tuple(BOUNDED[one] for one in resource.key_types(query))]  # type: ignore[misc]
     after = None if cursor is None else decode_cursor(name, filters, cursor, key)
-    request = PageRequest(query, after, most + 1, of_tenant, admin.now_us())
-    rows, end = await admin.read(lambda connection: resource.read(connection, request))
+    request = PageRequest(query, after, most + 1, of_tenant, admin.transactions.now_us())
+    rows, end = await admin.transactions.read(lambda connection: resource.read(connection, request))
     page = page_of(rows, most, name, filters, resource.sort_key, scanned_to=end)
     if of_tenant is None or resource.own is None:
         return page
@@ -118,14 +120,14 @@ def conditions_of(connection: Connection, request: PageRequest) -> Conditions:
     return conditions
 
 
-def times_of(query: ListQuery) -> list[ColumnElement[bool]]:
-    """Conditions of the fields `since` and `until`. Raises `Invalid`."""
+def times_of(query: ListQuery, column: ColumnElement[int] | None = None) -> list[ColumnElement[bool]]:
+    """Conditions of the filters of time, on another column if one is given. Raises `Invalid`."""
     bounds = {one.filter.kind: one for one in filters_of(type(query)) if one.filter.kind in _TIMES}
     if not bounds:
         return []
     since, until = bounds[Kind.SINCE], bounds[Kind.UNTIL]
-    column: Any = since.filter.column
-    return between(column, getattr(query, since.field), getattr(query, until.field))
+    compared: Any = since.filter.column if column is None else column
+    return between(compared, getattr(query, since.field), getattr(query, until.field))
 
 
 _TIMES = (Kind.SINCE, Kind.UNTIL)

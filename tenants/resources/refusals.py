@@ -17,12 +17,11 @@ from tenants.counts.refusal_store import (
     RefusedRequest,
 )
 from tenants.people.roles import Act
-from tenants.resources.reading import read_rows
+from tenants.resources.reading import TIMES, read_rows
 from tenants.resources.resource import Filter, Form, Kind, ListQuery, OwnList, PageRequest, Resource, Shown
 from tenants.storage.tables import refusals
 from tenants.types import Tier
 
-TIMES = {"since": "from", "until": "to"}
 ORDER = (refusals.c.at_us, refusals.c.request_id)
 
 
@@ -93,7 +92,7 @@ REFUSALS = Resource(
     ),
     shown=(
         Shown("at", "At", Form.INSTANT),
-        Shown("request_id", "Request", Form.ID, link="/console/requests/{}"),
+        Shown("request_id", "Request", Form.ID, link="/console/requests/{request_id}"),
         Shown("tenant", "Tenant", Form.TENANT),
         Shown("key", "key", Form.KEY, beside=True),
         Shown("tier", "tier", on_page=False),

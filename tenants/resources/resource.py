@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from urllib.parse import quote
 
 import msgspec
 from sqlalchemy import Connection
@@ -130,6 +131,8 @@ class Form(StrEnum):
     PROJECT = "project"
     KEY = "key"
     """These by name, else by id."""
+    LINKS = "links"
+    """Pairs of a text and the address that it leads to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +144,19 @@ class Shown:
     label: str
     form: Form = Form.TEXT
     link: str = ""
-    """Where it leads on pages; `{}` stands for the value."""
+    """Where it leads on pages, with the row's values in it: `/console/requests/{id}`."""
+    good: str = ""
+    """Of a badge: the value that is as it should be."""
+    missing: str = "–"
+    """What stands for none."""
     beside: bool = False
     """On pages in one cell with the one before it."""
     on_page: bool = True
     in_table: bool = True
     """Of the command."""
+
+    def href(self, row: Mapping[str, Any]) -> str:
+        return self.link.format_map({name: quote(str(value), safe="") for name, value in row.items()})
 
 
 class PageColumn(NamedTuple):
@@ -302,6 +312,8 @@ class Resource(Generic[R]):
     """False: the console shows it in pages of its own."""
     empty: tuple[str, str] = ("There is none", "With these filters there is none; take one away.")
     """What a page says where there are no rows, and what to do."""
+    page: str = ""
+    """Of its pages' addresses; empty: as its plural."""
     menu: str = ""
     """The menu's entry that its page belongs to; empty: its own."""
 
@@ -322,7 +334,7 @@ class Resource(Generic[R]):
 
     @property
     def page_path(self) -> str:
-        return f"/console/{self.plural}"
+        return f"/console/{self.page or self.plural}"
 
     @property
     def page_columns(self) -> list[PageColumn]:

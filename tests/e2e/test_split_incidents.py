@@ -22,7 +22,7 @@ import httpx
 import pytest
 
 from engine.process.options import EngineOptions
-from gateway.explain.attribution import Cause
+from tenants.outcomes import Cause
 from tests.support import services
 from tests.support.engine_process import engine_options
 from tests.support.server_process import MODEL, Server, server_process, until

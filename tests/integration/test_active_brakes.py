@@ -15,8 +15,9 @@ from gateway.flow.controller import FlowController
 from gateway.flow.window import WindowRule
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
-from tenants.admin.brakes import MAX_BRAKE_S
 from tenants.admin.commands import BrakeEnd, BrakeSet
+from tenants.admin.platform.brakes import MAX_BRAKE_S
+from tenants.admin.transaction import Transactions
 from tenants.directory.directory import Directory
 from tenants.errors import DatabaseUnavailable, Invalid, NotFound
 from tenants.storage.database import Database
@@ -39,7 +40,7 @@ class House:
         )  # fmt: skip
         self.control = Control(ControlMode.ADVICE, DEFAULT_BOUNDS)
         self.directory = Directory(database, pepper)
-        self.admin = Admin(database, pepper, clock)
+        self.admin = Admin(Transactions(database, pepper, clock))
         deps = SimpleNamespace(
             admin=self.admin, directory=self.directory, upstreams=(self,), clock=clock, wall_clock=clock
         )
@@ -77,7 +78,7 @@ async def test_it_holds_in_all_gateways_until_its_time_is_over_and_its_end_is_wr
     for house in (here, there):
         await house.brakes.start()
         assert house.holds == {}, "an engine may know an earlier one"
-    await here.admin.set_brake(ACTOR, BrakeSet(tier="batch", share=0.1, for_s=1800, reason="night job"))
+    await here.admin.brakes.set(ACTOR, BrakeSet(tier="batch", share=0.1, for_s=1800, reason="night job"))
     for house in (here, there):
         await house.look()
         assert house.holds == {BATCH: 0.1}
@@ -105,17 +106,17 @@ async def test_it_holds_in_all_gateways_until_its_time_is_over_and_its_end_is_wr
 async def test_two_gateways_that_see_the_end_at_once_write_it_once(
     database: Database, pepper: bytes, clock: Clock
 ) -> None:
-    admins = [Admin(database, pepper, clock) for _ in range(2)]
-    await admins[0].set_brake(ACTOR, BrakeSet(tier="batch", share=0.1, for_s=10))
-    seen = await admins[0].stored_brakes()
+    admins = [Admin(Transactions(database, pepper, clock)) for _ in range(2)]
+    await admins[0].brakes.set(ACTOR, BrakeSet(tier="batch", share=0.1, for_s=10))
+    seen = await admins[0].brakes.stored()
     clock.advance(10)
 
     async def as_seen_before() -> list[Any]:
         return seen
 
-    admins[1].stored_brakes = as_seen_before  # type: ignore[method-assign]
+    admins[1].brakes.stored = as_seen_before  # type: ignore[method-assign]
     for admin in admins:
-        await admin.end_brakes_over()
+        await admin.brakes.end_over()
     assert [row.action for row in await audited(admins[0])] == ["brake.set", "brake.end"]
 
 
@@ -125,19 +126,19 @@ async def test_a_tier_has_one_brake_and_two_tiers_may_have_theirs(
     house = House(database, pepper, clock)
     await house.brakes.start()
     for tier, share in (("batch", 0.1), ("standard", 0.5), ("batch", 0.3)):
-        await house.admin.set_brake(ACTOR, BrakeSet(tier=tier, share=share, for_s=60))
+        await house.admin.brakes.set(ACTOR, BrakeSet(tier=tier, share=share, for_s=60))
     await house.look()
     assert house.holds == {STANDARD: 0.5, BATCH: 0.3}
-    ended = await house.admin.end_brake(ACTOR, BrakeEnd(tier="standard"))
+    ended = await house.admin.brakes.end(ACTOR, BrakeEnd(tier="standard"))
     assert ended.share == 0.5
     await house.look()
     assert house.holds == {BATCH: 0.3}
     with pytest.raises(NotFound, match="no such brake: 'standard'"):
-        await house.admin.end_brake(ACTOR, BrakeEnd(tier="standard"))
+        await house.admin.brakes.end(ACTOR, BrakeEnd(tier="standard"))
     third = (await audited(house.admin))[2]
     assert third.before is not None
     assert third.before["share"] == 0.1
-    await house.admin.set_brake(ACTOR, BrakeSet(tier="batch", share=1, for_s=60))
+    await house.admin.brakes.set(ACTOR, BrakeSet(tier="batch", share=1, for_s=60))
     await house.look()
     assert house.holds == {}, "all of it is no bound"
     assert [each.share for each in house.brakes.now] == [1.0], "and is shown"
@@ -147,12 +148,12 @@ async def test_one_that_is_over_before_a_new_one_is_set_ends_in_the_audit_all_th
     database: Database, pepper: bytes, clock: Clock
 ) -> None:
     house = House(database, pepper, clock)
-    await house.admin.set_brake(ACTOR, BrakeSet(tier="batch", share=0.1, for_s=10))
+    await house.admin.brakes.set(ACTOR, BrakeSet(tier="batch", share=0.1, for_s=10))
     clock.advance(100)
-    assert await house.admin.list_brakes() == []
+    assert await house.admin.brakes.all() == []
     with pytest.raises(NotFound):
-        await house.admin.end_brake(ACTOR, BrakeEnd(tier="batch"))
-    await house.admin.set_brake(ACTOR, BrakeSet(tier="batch", share=0.2, for_s=10))
+        await house.admin.brakes.end(ACTOR, BrakeEnd(tier="batch"))
+    await house.admin.brakes.set(ACTOR, BrakeSet(tier="batch", share=0.2, for_s=10))
     assert await actions(house) == [
         ("brake.set", "cli:tester"),
         ("brake.end", "system"),
@@ -164,8 +165,8 @@ async def test_a_start_takes_over_what_holds_and_ends_what_is_over(
     database: Database, pepper: bytes, clock: Clock
 ) -> None:
     before = House(database, pepper, clock)
-    await before.admin.set_brake(ACTOR, BrakeSet(tier="batch", share=0.1, for_s=10))
-    await before.admin.set_brake(ACTOR, BrakeSet(tier="standard", share=0.2, for_s=100))
+    await before.admin.brakes.set(ACTOR, BrakeSet(tier="batch", share=0.1, for_s=10))
+    await before.admin.brakes.set(ACTOR, BrakeSet(tier="standard", share=0.2, for_s=100))
     clock.advance(50)
     after = House(database, pepper, clock)
     await after.brakes.start()
@@ -178,7 +179,7 @@ async def test_it_ends_in_time_without_the_database_and_the_audit_follows(
     database: Database, pepper: bytes, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house = House(database, pepper, clock)
-    await house.admin.set_brake(ACTOR, BrakeSet(tier="batch", share=0.1, for_s=10))
+    await house.admin.brakes.set(ACTOR, BrakeSet(tier="batch", share=0.1, for_s=10))
     await house.brakes.start()
     assert house.holds == {BATCH: 0.1}
 
@@ -215,8 +216,8 @@ async def test_what_makes_no_sense_is_refused_and_leaves_no_trace(
     house = House(database, pepper, clock)
     wanted: dict[str, Any] = {"tier": "batch", "share": 0.1, "for_s": 60.0} | fields
     with pytest.raises(Invalid) as refused:
-        await house.admin.set_brake(ACTOR, BrakeSet(**wanted))
+        await house.admin.brakes.set(ACTOR, BrakeSet(**wanted))
     assert refused.value.field == field
     assert message in refused.value.message
     assert await audited(house.admin) == []
-    assert await house.admin.stored_brakes() == []
+    assert await house.admin.brakes.stored() == []

@@ -11,10 +11,11 @@ import pytest
 from gateway.cluster.active_directory import ActiveDirectory
 from gateway.cluster.active_drains import ActiveDrains
 from gateway.routes.views.upstreams_view import find_drain, find_replica, state_of
-from tenants.admin import drains
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
 from tenants.admin.commands import ReplicaDrain
+from tenants.admin.platform import drains
+from tenants.admin.transaction import Transactions
 from tenants.directory.directory import Directory
 from tenants.directory.gateways import GatewayRegistry
 from tenants.errors import DatabaseUnavailable, Invalid, NotFound
@@ -45,7 +46,7 @@ class Rotation:
     def __init__(self, database: Database, pepper: bytes, gateway_id: str, **pools: list[Named]) -> None:
         clock = Clock()
         self.directory = Directory(database, pepper)
-        self.admin = Admin(database, pepper, clock)
+        self.admin = Admin(Transactions(database, pepper, clock))
         self.registry = GatewayRegistry(database)
         self.gateway_id = gateway_id
         self.pools = {
@@ -78,7 +79,7 @@ async def test_a_drain_holds_in_all_gateways_by_name_and_is_confirmed_by_each(
     )
     for gateway in (one, other):
         await gateway.start()
-    await one.admin.drain_replica(ACTOR, "llama", "left", ReplicaDrain(reason="new driver"))
+    await one.admin.drains.drain(ACTOR, "llama", "left", ReplicaDrain(reason="new driver"))
     await one.in_force.refresh()
     late = await one.registry.not_serving(30.0, wait_s=0)
     assert [each.gateway_id for each in late] == ["other"], "it has not followed yet"
@@ -95,8 +96,8 @@ async def test_a_drain_holds_in_all_gateways_by_name_and_is_confirmed_by_each(
     restarted = Rotation(database, pepper, "other", llama=[Named("b", "left")])
     await restarted.start()
     assert restarted.pools["llama"].spec.upstreams[0].is_drained
-    [shown] = await one.admin.list_drains()
-    await other.admin.resume_replica(ACTOR, *shown.identity)
+    [shown] = await one.admin.drains.all()
+    await other.admin.drains.resume(ACTOR, *shown.identity)
     for gateway in (one, other):
         await gateway.in_force.refresh()
         await gateway.in_force.refresh()
@@ -115,31 +116,31 @@ async def test_a_second_drain_keeps_the_first_ones_time_and_resuming_twice_is_re
     database: Database, pepper: bytes
 ) -> None:
     clock = Clock()
-    admin = Admin(database, pepper, clock)
-    first = await admin.drain_replica(ACTOR, "llama", "left", ReplicaDrain())
+    admin = Admin(Transactions(database, pepper, clock))
+    first = await admin.drains.drain(ACTOR, "llama", "left", ReplicaDrain())
     clock.advance(60)
-    second = await admin.drain_replica("key:fg_live_x", "llama", "left", ReplicaDrain(reason="still"))
+    second = await admin.drains.drain("key:fg_live_x", "llama", "left", ReplicaDrain(reason="still"))
     assert (second.since_us, second.by, second.reason) == (first.since_us, "key:fg_live_x", "still")
-    assert await admin.list_drains() == [second]
-    assert await admin.resume_replica(ACTOR, "llama", "left") == second
+    assert await admin.drains.all() == [second]
+    assert await admin.drains.resume(ACTOR, "llama", "left") == second
     with pytest.raises(NotFound, match="no such drain: 'left of llama'"):
-        await admin.resume_replica(ACTOR, "llama", "left")
-    assert await admin.list_drains() == []
+        await admin.drains.resume(ACTOR, "llama", "left")
+    assert await admin.drains.all() == []
 
 
 async def test_drains_are_bounded_and_a_reason_too(
     database: Database, pepper: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drains, "MAX_DRAINS", 2)
-    admin = Admin(database, pepper)
+    admin = Admin(Transactions(database, pepper))
     with pytest.raises(Invalid, match="1 to 200 characters"):
-        await admin.drain_replica(ACTOR, "llama", "left", ReplicaDrain(reason="x" * 201))
+        await admin.drains.drain(ACTOR, "llama", "left", ReplicaDrain(reason="x" * 201))
     for pool in ("llama", "mini"):
-        await admin.drain_replica(ACTOR, pool, "left", ReplicaDrain())
+        await admin.drains.drain(ACTOR, pool, "left", ReplicaDrain())
     with pytest.raises(Invalid) as refused:
-        await admin.drain_replica(ACTOR, "more", "left", ReplicaDrain())
+        await admin.drains.drain(ACTOR, "more", "left", ReplicaDrain())
     assert (refused.value.field, "resume those that are gone" in str(refused.value)) == ("replica", True)
-    await admin.drain_replica(ACTOR, "mini", "left", ReplicaDrain(reason="again"))
+    await admin.drains.drain(ACTOR, "mini", "left", ReplicaDrain(reason="again"))
     assert len(await audited(admin)) == 3
 
 
@@ -148,14 +149,14 @@ async def test_without_the_database_a_revision_is_not_confirmed_and_drains_stay_
 ) -> None:
     gateway = Rotation(database, pepper, "one", llama=[Named("left", "left")])
     await gateway.start()
-    await gateway.admin.drain_replica(ACTOR, "llama", "left", ReplicaDrain())
+    await gateway.admin.drains.drain(ACTOR, "llama", "left", ReplicaDrain())
     await gateway.directory.refresh()
 
     async def away() -> Any:
         raise DatabaseUnavailable("it is away")
 
     with monkeypatch.context() as outage:
-        outage.setattr(gateway.admin, "list_drains", away)
+        outage.setattr(gateway.admin.drains, "all", away)
         await gateway.in_force.follow()
     assert not gateway.pools["llama"].spec.upstreams[0].is_drained
     assert len(await gateway.registry.not_serving(30.0, wait_s=0)) == 1
@@ -173,13 +174,13 @@ async def test_a_drain_of_a_replica_that_only_others_have_is_found_by_its_name(
     for missing in (lambda: find_replica(gateway, "right"), lambda: find_drain(gateway, "left")):
         with pytest.raises(NotFound):
             missing()
-    await gateway.admin.drain_replica(ACTOR, "llama", "right", ReplicaDrain())
-    await gateway.admin.drain_replica(ACTOR, "mini", "left", ReplicaDrain())
+    await gateway.admin.drains.drain(ACTOR, "llama", "right", ReplicaDrain())
+    await gateway.admin.drains.drain(ACTOR, "mini", "left", ReplicaDrain())
     await gateway.in_force.refresh()
     assert find_drain(gateway, "right").identity == ("llama", "right")
     with pytest.raises(NotFound):
         find_drain(gateway, "left")  # this gateway's own of that name is not drained
-    await gateway.admin.drain_replica(ACTOR, "mini", "right", ReplicaDrain())
+    await gateway.admin.drains.drain(ACTOR, "mini", "right", ReplicaDrain())
     await gateway.in_force.refresh()
     with pytest.raises(Invalid, match="drained replicas of llama, mini are called 'right'"):
         find_drain(gateway, "right")

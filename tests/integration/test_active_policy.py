@@ -18,7 +18,8 @@ from gateway.pools.learned_actions import LearnedActions
 from gateway.upstream.base import UpstreamLost
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
-from tenants.admin.policy import StoredPolicy
+from tenants.admin.platform.policy import StoredPolicy
+from tenants.admin.transaction import Transactions
 from tenants.directory.directory import Directory
 from tenants.errors import Invalid
 from tenants.storage.database import Database
@@ -66,7 +67,7 @@ class House:
         self.engine, self.other = Engine(), Engine("engine-1")
         self.line = Line(policy)
         self.directory = Directory(database, pepper)
-        self.admin = Admin(database, pepper)
+        self.admin = Admin(Transactions(database, pepper))
         config = GatewayConfig(policy=policy, policy_options=options_of(options))
         deps = SimpleNamespace(
             config=config, admin=self.admin, directory=self.directory, upstreams=(self.engine, self.other)
@@ -112,13 +113,13 @@ async def test_what_one_gateway_stores_the_others_take_over(database: Database, 
     await there.policy.change(ACTOR, None)
     await here.look()
     assert (here.policy.now.name, there.policy.now.name) == ("fcfs", "sjf"), "each its own settings"
-    assert await here.admin.stored_policy() is None
+    assert await here.admin.policy.stored() is None
 
 
 async def test_an_act_of_another_kind_changes_no_policy(database: Database, pepper: bytes) -> None:
     house = House(database, pepper)
     await house.start()
-    await house.admin.note(ACTOR, "something.else", "thing")
+    await house.admin.transactions.note(ACTOR, "something.else", "thing")
     told = len(house.engine.told)
     await house.look()
     assert len(house.engine.told) == told
@@ -127,7 +128,7 @@ async def test_an_act_of_another_kind_changes_no_policy(database: Database, pepp
 async def test_a_start_where_settings_and_stored_differ_says_so(
     database: Database, pepper: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await House(database, pepper).admin.store_policy(ACTOR, StoredPolicy("vtc"), StoredPolicy("fcfs"))
+    await House(database, pepper).admin.policy.store(ACTOR, StoredPolicy("vtc"), StoredPolicy("fcfs"))
     house = House(database, pepper)
     await house.start()
     assert (house.policy.now.name, house.policy.is_stored) == ("vtc", True)
@@ -146,7 +147,7 @@ async def test_a_start_where_settings_and_stored_differ_says_so(
 async def test_a_stored_policy_that_cannot_be_made_does_not_stop_the_start(
     database: Database, pepper: bytes, caplog: pytest.LogCaptureFixture, stored: StoredPolicy
 ) -> None:
-    await House(database, pepper).admin.store_policy(ACTOR, stored, StoredPolicy("fcfs"))
+    await House(database, pepper).admin.policy.store(ACTOR, stored, StoredPolicy("fcfs"))
     house = House(database, pepper)
     with caplog.at_level(logging.ERROR):
         await house.start()
@@ -162,7 +163,7 @@ async def test_what_an_engine_refuses_is_neither_stored_nor_kept(database: Datab
     await house.start()
     with pytest.raises(UnknownPolicy, match="engine-0 refuses it: not this one"):
         await house.policy.change(ACTOR, StoredPolicy("vtc"))
-    assert await house.admin.stored_policy() is None
+    assert await house.admin.policy.stored() is None
     assert (house.policy.now.name, house.line.order_name) == ("fcfs", "fcfs")
     assert [name for name, _ in house.other.told] == ["fcfs", "vtc", "fcfs"], "it goes back"
 
@@ -177,10 +178,10 @@ async def test_what_the_queue_or_the_database_cannot_take_changes_nothing(
     with pytest.raises(ValueError, match="no option 'magic'"):
         await house.policy.change(ACTOR, StoredPolicy("vtc", {"magic": 1}))
     with pytest.raises(Invalid, match="characters; the most is 256"):
-        await house.admin.store_policy(
+        await house.admin.policy.store(
             ACTOR, StoredPolicy("vtc", {"table": "/" + "x" * 300}), StoredPolicy("fcfs")
         )
-    assert (await house.admin.stored_policy(), house.line.order_name) == (None, "fcfs")
+    assert (await house.admin.policy.stored(), house.line.order_name) == (None, "fcfs")
 
 
 async def test_an_engine_that_is_away_does_not_stop_the_change(database: Database, pepper: bytes) -> None:
@@ -251,4 +252,4 @@ async def test_a_learned_table_that_cannot_be_used_changes_nothing(
         await house.policy.change(ACTOR, StoredPolicy("learned", cast(Any, options)))
     assert house.policy.now.name == "fcfs"
     assert len(house.engine.told) == told, "no engine was asked"
-    assert await house.admin.stored_policy() is None
+    assert await house.admin.policy.stored() is None

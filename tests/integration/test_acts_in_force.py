@@ -16,14 +16,15 @@ import pytest
 from msgspec import structs
 
 from gateway.budget.holds import BudgetDenied
-from gateway.domain.outcomes import RequestOutcome
 from gateway.pools.pool import Lifecycles, ModelPool
 from gateway.requests.run import Run
 from tenants.admin.admin import Admin
 from tenants.admin.commands import KeyCreate, LimitSet, TenantCreate
+from tenants.admin.transaction import Transactions
 from tenants.directory.directory import Directory
 from tenants.directory.gateways import GatewayRegistry
 from tenants.ledger.verify import verify_ledger
+from tenants.outcomes import RequestOutcome
 from tenants.quota.store import QuotaStoreUnavailable
 from tenants.storage.database import Database
 from tenants.types import Amounts, Limit, Principal
@@ -39,21 +40,21 @@ class Acts:
     """A house whose principals are those of a real directory."""
 
     def __init__(self, database: Database, pepper: bytes) -> None:
-        self.admin = Admin(database, pepper)
+        self.admin = Admin(Transactions(database, pepper))
         self.directory = Directory(database, pepper)
         self.house = House(database, standings=self.directory)
         self.database = database
 
     async def tenant(self) -> Principal:
-        await self.admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-        _, secret = await self.admin.create_key(ACTOR, KeyCreate(tenant="acme"))
+        await self.admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+        _, secret = await self.admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
         await self.directory.refresh()
         return self.directory.authenticate(secret, NOW_S)
 
     async def limit(self, amount: int, *, follows: bool = True) -> Limit:
         """Sets a lifetime's limit on the tenant; `follows`: requests that run take it over."""
         wanted = LimitSet(tenant="acme", meter="total_tokens", amount=amount, window="lifetime")
-        made = await self.admin.set_limit(ACTOR, wanted)
+        made = await self.admin.limits.set(ACTOR, wanted)
         await self.directory.refresh()
         if follows:
             await self.house.lifecycle.follow_directory()
@@ -160,11 +161,11 @@ async def test_a_rate_that_only_watched_what_runs_holds_all_of_it_once_it_is_har
 ) -> None:
     key_id = (await acts.tenant()).key_id
     rate = LimitSet(tenant="acme", meter="total_tokens", amount=1_000, rate_per_s=0.001, mode=mode)
-    await acts.admin.set_limit(ACTOR, rate)
+    await acts.admin.limits.set(ACTOR, rate)
     await acts.directory.refresh()
     principal = acts.directory.standing(key_id, NOW_S)
     run, ids = await acts.house.running(principal=principal, max_tokens=200)
-    limit = await acts.admin.set_limit(ACTOR, structs.replace(rate, mode="hard"))
+    limit = await acts.admin.limits.set(ACTOR, structs.replace(rate, mode="hard"))
     await acts.directory.refresh()
     await acts.house.lifecycle.follow_directory()
     [state] = await acts.house.store.states([limit])
@@ -195,7 +196,7 @@ async def test_what_waits_under_a_suspended_tenant_ends_refunded(acts: Acts, fin
     principal = await acts.tenant()
     [(first, ids), (second, others)] = await full(acts, principal)
     late = await waiting(acts, principal)
-    await acts.admin.suspend_tenant(ACTOR, "acme")
+    await acts.admin.tenants.suspend(ACTOR, "acme")
     await acts.directory.refresh()
     if finds == "the next look":
         await acts.house.lifecycle.follow_directory()
@@ -217,7 +218,7 @@ async def test_what_runs_ends_charged_where_it_is_to_end_now(acts: Acts) -> None
     principal = await acts.tenant()
     run, ids = await acts.house.running(principal=principal)
     acts.house.engine.emit(ids[0], 3)
-    await acts.admin.revoke_key(ACTOR, principal.key_id, now=True)
+    await acts.admin.keys.revoke(ACTOR, principal.key_id, now=True)
     await acts.directory.refresh()
     await acts.house.lifecycle.follow_directory()
     closed, _ = await acts.house.closed(run)
@@ -230,13 +231,13 @@ async def test_what_runs_ends_charged_where_it_is_to_end_now(acts: Acts) -> None
 async def test_what_is_to_end_now_waits_for_no_other_request(acts: Acts) -> None:
     principal = await acts.tenant()
     busy, ids = await acts.house.running(principal=principal)
-    await acts.admin.create_tenant(ACTOR, TenantCreate(name="other"))
-    _, secret = await acts.admin.create_key(ACTOR, KeyCreate(tenant="other"))
+    await acts.admin.tenants.create(ACTOR, TenantCreate(name="other"))
+    _, secret = await acts.admin.keys.create(ACTOR, KeyCreate(tenant="other"))
     await acts.directory.refresh()
     run, _ = await acts.house.running(principal=acts.directory.authenticate(secret, NOW_S))
     await busy.accounts.acquire()  # as while its hold changes, and a store is slow
     await acts.limit(1_000, follows=False)
-    await acts.admin.suspend_tenant(ACTOR, "other", now=True)
+    await acts.admin.tenants.suspend(ACTOR, "other", now=True)
     await acts.directory.refresh()
     following = asyncio.create_task(acts.house.lifecycle.follow_directory())
     try:
@@ -271,10 +272,10 @@ async def test_what_fails_in_one_pool_keeps_no_other_from_the_directory(
 
 
 async def test_an_act_waits_for_every_gateway_that_lives(database: Database, pepper: bytes) -> None:
-    registry, admin = GatewayRegistry(database), Admin(database, pepper)
+    registry, admin = GatewayRegistry(database), Admin(Transactions(database, pepper))
     for name in ("one", "other"):
         await registry.beat(name, "", frozenset())
-    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
     directory = Directory(database, pepper)
     await directory.refresh()
     await registry.serve("one", directory.revision)
@@ -284,6 +285,6 @@ async def test_an_act_waits_for_every_gateway_that_lives(database: Database, pep
     await registry.serve("other", directory.revision)
     assert await pending == []
     # A later act is not confirmed by an earlier revision; the dead are not waited for.
-    await admin.suspend_tenant(ACTOR, "acme")
+    await admin.tenants.suspend(ACTOR, "acme")
     assert len(await registry.not_serving(60, wait_s=0)) == 2
     assert await registry.not_serving(-1, wait_s=0) == []

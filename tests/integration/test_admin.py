@@ -15,6 +15,7 @@ from tenants.admin import validation
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
 from tenants.admin.commands import KeyChange, KeyCreate, LimitSet, ProjectCreate, TenantChange, TenantCreate
+from tenants.admin.transaction import Transactions
 from tenants.directory import queries
 from tenants.directory.directory import Directory
 from tenants.directory.records import ApiKey
@@ -33,19 +34,19 @@ async def revision(database: Database) -> int:
 
 
 async def test_every_act_is_audited_in_its_own_transaction(admin: Admin, database: Database) -> None:
-    tenant = await admin.create_tenant(ACTOR, TenantCreate(name="acme", weight=2))
-    await admin.update_tenant(ACTOR, "acme", TenantChange(weight=3))
-    project = await admin.create_project(ACTOR, ProjectCreate(tenant="acme", name="blue"))
-    key, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme", project="blue"))
-    rotated, second = await admin.rotate_key(ACTOR, key.key_id)
-    limit = await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=5))
-    await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=7))
-    await admin.remove_limit(ACTOR, limit.limit_id)
-    await admin.suspend_project(ACTOR, "blue", "acme")
-    await admin.resume_project(ACTOR, project.project_id)
-    await admin.revoke_key(ACTOR, key.key_id)
-    await admin.suspend_tenant(ACTOR, "acme")
-    await admin.resume_tenant(Actor("key:fg_live_x", "10.0.0.1"), "acme")
+    tenant = await admin.tenants.create(ACTOR, TenantCreate(name="acme", weight=2))
+    await admin.tenants.update(ACTOR, "acme", TenantChange(weight=3))
+    project = await admin.projects.create(ACTOR, ProjectCreate(tenant="acme", name="blue"))
+    key, secret = await admin.keys.create(ACTOR, KeyCreate(tenant="acme", project="blue"))
+    rotated, second = await admin.keys.rotate(ACTOR, key.key_id)
+    limit = await admin.limits.set(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=5))
+    await admin.limits.set(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=7))
+    await admin.limits.remove(ACTOR, limit.limit_id)
+    await admin.projects.suspend(ACTOR, "blue", "acme")
+    await admin.projects.resume(ACTOR, project.project_id)
+    await admin.keys.revoke(ACTOR, key.key_id)
+    await admin.tenants.suspend(ACTOR, "acme")
+    await admin.tenants.resume(Actor("key:fg_live_x", "10.0.0.1"), "acme")
     rows = await audited(admin, tenant="acme")
     assert [(row.action, row.target) for row in rows] == [
         ("tenant.create", tenant.tenant_id),
@@ -79,20 +80,20 @@ async def test_every_act_is_audited_in_its_own_transaction(admin: Admin, databas
 
 
 async def test_a_refused_act_leaves_no_trace(admin: Admin, database: Database) -> None:
-    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
     before = await revision(database)
     refusals: list[tuple[type[Exception], Any]] = [
-        (AlreadyExists, admin.create_tenant(ACTOR, TenantCreate(name="acme"))),
-        (AlreadyExists, admin.create_project(ACTOR, ProjectCreate(tenant="acme", name="default"))),
-        (NotFound, admin.create_project(ACTOR, ProjectCreate(tenant="nobody", name="p"))),
-        (NotFound, admin.create_key(ACTOR, KeyCreate(tenant="acme", project="nowhere"))),
-        (NotFound, admin.revoke_key(ACTOR, "key_unknown")),
-        (NotFound, admin.remove_limit(ACTOR, "lim_unknown")),
-        (Invalid, admin.update_tenant(ACTOR, "acme", TenantChange(weight=-1))),
-        (Invalid, admin.update_tenant(ACTOR, "acme", TenantChange(labels={"team": []}))),
-        (Invalid, admin.create_key(ACTOR, KeyCreate(tenant="acme", allow_from=["10.0.0.1/8"]))),
-        (NotFound, admin.update_key(ACTOR, "key_unknown", KeyChange(allow_from=[]))),
-        (Invalid, admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", amount=1))),
+        (AlreadyExists, admin.tenants.create(ACTOR, TenantCreate(name="acme"))),
+        (AlreadyExists, admin.projects.create(ACTOR, ProjectCreate(tenant="acme", name="default"))),
+        (NotFound, admin.projects.create(ACTOR, ProjectCreate(tenant="nobody", name="p"))),
+        (NotFound, admin.keys.create(ACTOR, KeyCreate(tenant="acme", project="nowhere"))),
+        (NotFound, admin.keys.revoke(ACTOR, "key_unknown")),
+        (NotFound, admin.limits.remove(ACTOR, "lim_unknown")),
+        (Invalid, admin.tenants.update(ACTOR, "acme", TenantChange(weight=-1))),
+        (Invalid, admin.tenants.update(ACTOR, "acme", TenantChange(labels={"team": []}))),
+        (Invalid, admin.keys.create(ACTOR, KeyCreate(tenant="acme", allow_from=["10.0.0.1/8"]))),
+        (NotFound, admin.keys.update(ACTOR, "key_unknown", KeyChange(allow_from=[]))),
+        (Invalid, admin.limits.set(ACTOR, LimitSet(tenant="acme", meter="requests", amount=1))),
     ]
     for error, act in refusals:
         with pytest.raises(error):
@@ -102,18 +103,18 @@ async def test_a_refused_act_leaves_no_trace(admin: Admin, database: Database) -
 
 
 async def test_the_networks_of_a_key_and_the_labels_of_a_tenant_are_kept_and_audited(admin: Admin) -> None:
-    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
     bound = KeyCreate(tenant="acme", allow_from=["10.0.0.0/8", "2001:db8::/32"])
-    key, _ = await admin.create_key(ACTOR, bound)
-    rotated, _ = await admin.rotate_key(ACTOR, key.key_id)
+    key, _ = await admin.keys.create(ACTOR, bound)
+    rotated, _ = await admin.keys.rotate(ACTOR, key.key_id)
     assert key.allow_from == rotated.allow_from != ()
-    moved = await admin.update_key(ACTOR, key.prefix, KeyChange(allow_from=["192.0.2.7"]), "acme")
-    assert await admin.update_key(ACTOR, key.key_id, KeyChange()) == moved
-    anywhere = await admin.update_key(ACTOR, key.key_id, KeyChange(allow_from=[]))
-    assert await admin.list_keys("acme") == [anywhere]
+    moved = await admin.keys.update(ACTOR, key.prefix, KeyChange(allow_from=["192.0.2.7"]), "acme")
+    assert await admin.keys.update(ACTOR, key.key_id, KeyChange()) == moved
+    anywhere = await admin.keys.update(ACTOR, key.key_id, KeyChange(allow_from=[]))
+    assert await admin.keys.all("acme") == [anywhere]
     for labels in ({"team": ["search", "ads"]}, {"env": ["prod"]}, {"team": []}):
-        shown = await admin.update_tenant(ACTOR, "acme", TenantChange(labels=labels))
-    assert (await admin.show_tenant("acme")).tenant == shown
+        shown = await admin.tenants.update(ACTOR, "acme", TenantChange(labels=labels))
+    assert (await admin.tenants.show("acme")).tenant == shown
 
     def seen(action: str, name: str) -> list[Any]:
         return [
@@ -133,9 +134,9 @@ async def test_the_networks_of_a_key_and_the_labels_of_a_tenant_are_kept_and_aud
 async def test_what_a_key_may_do_is_changed_within_its_tenants(
     admin: Admin, database: Database, pepper: bytes
 ) -> None:
-    await admin.create_tenant(ACTOR, TenantCreate(name="acme", tiers=["standard", "batch"]), ["m", "n"])
+    await admin.tenants.create(ACTOR, TenantCreate(name="acme", tiers=["standard", "batch"]), ["m", "n"])
     made = KeyCreate(tenant="acme", tiers=["standard", "batch"], default_tier="standard", models=["n"])
-    key, secret = await admin.create_key(ACTOR, made)
+    key, secret = await admin.keys.create(ACTOR, made)
 
     async def principal() -> Principal:
         directory = Directory(database, pepper)
@@ -143,10 +144,10 @@ async def test_what_a_key_may_do_is_changed_within_its_tenants(
         return directory.authenticate(secret, Clock().now_s)
 
     async def changed(**fields: Any) -> ApiKey:
-        return await admin.update_key(ACTOR, key.key_id, KeyChange(**fields))
+        return await admin.keys.update(ACTOR, key.key_id, KeyChange(**fields))
 
     narrow = await changed(scopes=["quote"], models=["m"], tiers=["batch"], default_tier="batch")
-    assert narrow == await admin.show_key(key.key_id)
+    assert narrow == await admin.keys.show(key.key_id)
     now = await principal()
     assert (now.scopes, now.models, now.tiers) == (
         frozenset({"quote"}),
@@ -174,30 +175,30 @@ async def test_what_a_key_may_do_is_changed_within_its_tenants(
         with pytest.raises(Invalid) as refused:
             await changed(**fields)
         assert refused.value.field == param
-    assert await admin.show_key(key.key_id) == wide
+    assert await admin.keys.show(key.key_id) == wide
     # The tenant narrowed: what the key has beyond that stays, and hinders no other change.
     await changed(tiers=["standard", "batch"], models=["n"], default_tier="standard")
-    await admin.update_tenant(ACTOR, "acme", TenantChange(tier="batch", tiers=["batch"], models=["m"]))
+    await admin.tenants.update(ACTOR, "acme", TenantChange(tier="batch", tiers=["batch"], models=["m"]))
     assert (await changed(name="robot")).tiers == frozenset({Tier.STANDARD, Tier.BATCH})
     with pytest.raises(Invalid, match="not among the key's tiers"):
         await changed(tiers=["batch"])
 
 
 async def test_the_end_of_a_key_is_moved_and_taken_away(admin: Admin) -> None:
-    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    key, _ = await admin.create_key(ACTOR, KeyCreate(tenant="acme", expires_in_s=60))
+    await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+    key, _ = await admin.keys.create(ACTOR, KeyCreate(tenant="acme", expires_in_s=60))
     at = datetime.fromtimestamp(Clock().now_s, UTC) + timedelta(days=1, microseconds=1)
-    moved = await admin.update_key(ACTOR, key.key_id, KeyChange(expires=at.isoformat()))
+    moved = await admin.keys.update(ACTOR, key.key_id, KeyChange(expires=at.isoformat()))
     assert moved.expires_at == at
-    soon = await admin.update_key(ACTOR, key.key_id, KeyChange(expires_in_s=60))
+    soon = await admin.keys.update(ACTOR, key.key_id, KeyChange(expires_in_s=60))
     assert soon.expires_at == key.expires_at
-    assert (await admin.update_key(ACTOR, key.key_id, KeyChange(expires=""))).expires_at is None
-    assert (await admin.show_key(key.key_id)).expires_at is None
+    assert (await admin.keys.update(ACTOR, key.key_id, KeyChange(expires=""))).expires_at is None
+    assert (await admin.keys.show(key.key_id)).expires_at is None
 
 
 async def test_only_a_keyed_hash_of_a_key_is_stored(admin: Admin, database: Database) -> None:
-    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
+    await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+    _, secret = await admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
 
     def everything(connection: Connection) -> str:
         return repr([connection.execute(select(table)).all() for table in tables.metadata.sorted_tables])
@@ -208,59 +209,59 @@ async def test_only_a_keyed_hash_of_a_key_is_stored(admin: Admin, database: Data
 
 
 async def test_a_tenant_uses_its_tier_and_the_ones_served_after_it(admin: Admin) -> None:
-    plain = await admin.create_tenant(ACTOR, TenantCreate(name="plain"))
-    first = await admin.create_tenant(ACTOR, TenantCreate(name="first", tier="interactive"))
-    own = await admin.create_tenant(
+    plain = await admin.tenants.create(ACTOR, TenantCreate(name="plain"))
+    first = await admin.tenants.create(ACTOR, TenantCreate(name="first", tier="interactive"))
+    own = await admin.tenants.create(
         ACTOR, TenantCreate(name="own", tier="batch", tiers=["batch", "interactive"])
     )
     assert plain.tiers == {Tier.STANDARD, Tier.BATCH}
     assert first.tiers == set(Tier)
     assert own.tiers == {Tier.BATCH, Tier.INTERACTIVE}
     with pytest.raises(Invalid, match="tiers"):
-        await admin.create_key(ACTOR, KeyCreate(tenant="plain", tiers=["interactive"]))
+        await admin.keys.create(ACTOR, KeyCreate(tenant="plain", tiers=["interactive"]))
     with pytest.raises(Invalid, match="default_tier"):
-        await admin.create_key(ACTOR, KeyCreate(tenant="plain", default_tier="interactive"))
+        await admin.keys.create(ACTOR, KeyCreate(tenant="plain", default_tier="interactive"))
     with pytest.raises(Invalid, match="tiers"):
-        await admin.create_tenant(ACTOR, TenantCreate(name="odd", tier="standard", tiers=["batch"]))
+        await admin.tenants.create(ACTOR, TenantCreate(name="odd", tier="standard", tiers=["batch"]))
 
 
 async def test_setting_a_limit_again_replaces_it(admin: Admin) -> None:
-    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    first = await admin.set_limit(
+    await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+    first = await admin.limits.set(
         ACTOR, LimitSet(tenant="acme", meter="total_tokens", window="minute", amount=10)
     )
-    second = await admin.set_limit(
+    second = await admin.limits.set(
         ACTOR, LimitSet(tenant="acme", meter="total_tokens", window="minute", amount=20, mode="soft")
     )
     assert second.limit_id == first.limit_id
-    assert await admin.list_limits("acme") == [second]
+    assert await admin.limits.all("acme") == [second]
     assert (second.amount, second.mode) == (20, LimitMode.SOFT)
     for tier in ("batch", "standard"):
-        await admin.set_limit(
+        await admin.limits.set(
             ACTOR, LimitSet(tenant="acme", meter="total_tokens", window="minute", amount=1, tier=tier)
         )
-    bucket = await admin.set_limit(
+    bucket = await admin.limits.set(
         ACTOR, LimitSet(tenant="acme", meter="total_tokens", rate_per_s=0.5, amount=10)
     )
     assert (bucket.rate_per_s, bucket.amount, bucket.window, bucket.is_bucket) == (0.5, 10, None, True)
-    running = await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="concurrency", amount=3))
+    running = await admin.limits.set(ACTOR, LimitSet(tenant="acme", meter="concurrency", amount=3))
     assert (running.meter, running.window, running.is_bucket) == (Meter.CONCURRENCY, None, False)
-    assert len(await admin.list_limits("acme")) == 5
-    assert len(await admin.list_limits()) == 5
+    assert len(await admin.limits.all("acme")) == 5
+    assert len(await admin.limits.all()) == 5
 
 
 async def test_limits_bind_tenants_projects_and_keys(admin: Admin) -> None:
-    tenant = await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    project = await admin.create_project(ACTOR, ProjectCreate(tenant="acme", name="blue"))
-    key, _ = await admin.create_key(ACTOR, KeyCreate(tenant="acme", project="blue"))
+    tenant = await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+    project = await admin.projects.create(ACTOR, ProjectCreate(tenant="acme", name="blue"))
+    key, _ = await admin.keys.create(ACTOR, KeyCreate(tenant="acme", project="blue"))
     subjects = [
         (limit.kind, limit.subject_id)
         for limit in [
-            await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=3)),
-            await admin.set_limit(
+            await admin.limits.set(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=3)),
+            await admin.limits.set(
                 ACTOR, LimitSet(tenant="acme", project="blue", meter="requests", window="day", amount=2)
             ),
-            await admin.set_limit(
+            await admin.limits.set(
                 ACTOR, LimitSet(tenant="acme", key=key.prefix, meter="requests", window="day", amount=1)
             ),
         ]
@@ -274,85 +275,85 @@ async def test_limits_bind_tenants_projects_and_keys(admin: Admin) -> None:
 
 async def test_nothing_of_one_tenant_is_found_through_another(admin: Admin) -> None:
     for name in ("acme", "globex"):
-        await admin.create_tenant(ACTOR, TenantCreate(name=name))
-    project = await admin.create_project(ACTOR, ProjectCreate(tenant="acme", name="blue"))
-    key, _ = await admin.create_key(ACTOR, KeyCreate(tenant="acme", project="blue"))
-    limit = await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=1))
+        await admin.tenants.create(ACTOR, TenantCreate(name=name))
+    project = await admin.projects.create(ACTOR, ProjectCreate(tenant="acme", name="blue"))
+    key, _ = await admin.keys.create(ACTOR, KeyCreate(tenant="acme", project="blue"))
+    limit = await admin.limits.set(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=1))
     daily: dict[str, Any] = {"meter": "requests", "window": "day", "amount": 1}
     for act in (
-        admin.create_key(ACTOR, KeyCreate(tenant="globex", project=project.project_id)),
-        admin.suspend_project(ACTOR, project.project_id, "globex"),
-        admin.set_limit(ACTOR, LimitSet(tenant="globex", project=project.project_id, **daily)),
-        admin.set_limit(ACTOR, LimitSet(tenant="globex", key=key.key_id, **daily)),
-        admin.revoke_key(ACTOR, key.key_id, tenant="globex"),
-        admin.rotate_key(ACTOR, key.key_id, tenant="globex"),
-        admin.remove_limit(ACTOR, limit.limit_id, tenant="globex"),
+        admin.keys.create(ACTOR, KeyCreate(tenant="globex", project=project.project_id)),
+        admin.projects.suspend(ACTOR, project.project_id, "globex"),
+        admin.limits.set(ACTOR, LimitSet(tenant="globex", project=project.project_id, **daily)),
+        admin.limits.set(ACTOR, LimitSet(tenant="globex", key=key.key_id, **daily)),
+        admin.keys.revoke(ACTOR, key.key_id, tenant="globex"),
+        admin.keys.rotate(ACTOR, key.key_id, tenant="globex"),
+        admin.limits.remove(ACTOR, limit.limit_id, tenant="globex"),
     ):
         with pytest.raises(NotFound):
             await act
-    other = await admin.show_tenant("globex")
+    other = await admin.tenants.show("globex")
     assert (len(other.projects), other.keys, other.limits) == (1, (), ())
     assert await audited(admin, tenant="globex") == [
         row for row in await audited(admin) if row.target == other.tenant.tenant_id
     ]
-    mine = await admin.show_tenant("acme")
+    mine = await admin.tenants.show("acme")
     assert (mine.keys, mine.limits) == ((key,), (limit,))
 
 
 async def test_another_pepper_is_refused_before_it_makes_useless_keys(
     admin: Admin, database: Database
 ) -> None:
-    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
-    stranger = Admin(database, b"another pepper, also long enough")
+    await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+    await admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
+    stranger = Admin(Transactions(database, b"another pepper, also long enough"))
     with pytest.raises(PepperMismatch):
-        await stranger.create_key(ACTOR, KeyCreate(tenant="acme"))
+        await stranger.keys.create(ACTOR, KeyCreate(tenant="acme"))
 
 
 async def test_a_rotated_key_has_a_bounded_number_of_live_secrets(admin: Admin, database: Database) -> None:
-    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    key, _ = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
+    await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+    key, _ = await admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
     for _ in range(validation.MAX_SECRETS_PER_KEY - 1):
-        await admin.rotate_key(ACTOR, key.key_id, grace_s=60)
+        await admin.keys.rotate(ACTOR, key.key_id, grace_s=60)
     with pytest.raises(Invalid, match="secrets"):
-        await admin.rotate_key(ACTOR, key.key_id, grace_s=60)
-    later = Admin(database, b"a pepper for tests, 32 bytes.....", Clock(Clock().now_s + 61))
-    await later.rotate_key(ACTOR, key.key_id, grace_s=0)
+        await admin.keys.rotate(ACTOR, key.key_id, grace_s=60)
+    later = Admin(Transactions(database, b"a pepper for tests, 32 bytes.....", Clock(Clock().now_s + 61)))
+    await later.keys.rotate(ACTOR, key.key_id, grace_s=0)
     assert len(await database.read(lambda connection: queries.secrets_of(connection, [key.key_id]))) == 2
-    await admin.revoke_key(ACTOR, key.key_id)
+    await admin.keys.revoke(ACTOR, key.key_id)
     with pytest.raises(Invalid, match="revoked"):
-        await admin.rotate_key(ACTOR, key.key_id)
+        await admin.keys.rotate(ACTOR, key.key_id)
 
 
 async def test_counts_are_bounded(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
-    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
     monkeypatch.setattr(validation, "MAX_TENANTS", 1)
     monkeypatch.setattr(validation, "MAX_PROJECTS_PER_TENANT", 2)
     monkeypatch.setattr(validation, "MAX_KEYS_PER_TENANT", 1)
     monkeypatch.setattr(validation, "MAX_LIMITS_PER_SUBJECT", 1)
-    await admin.create_project(ACTOR, ProjectCreate(tenant="acme", name="second"))
-    key, _ = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
-    await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=1))
+    await admin.projects.create(ACTOR, ProjectCreate(tenant="acme", name="second"))
+    key, _ = await admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
+    await admin.limits.set(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=1))
     for act in (
-        admin.create_tenant(ACTOR, TenantCreate(name="globex")),
-        admin.create_project(ACTOR, ProjectCreate(tenant="acme", name="third")),
-        admin.create_key(ACTOR, KeyCreate(tenant="acme")),
-        admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", window="hour", amount=1)),
+        admin.tenants.create(ACTOR, TenantCreate(name="globex")),
+        admin.projects.create(ACTOR, ProjectCreate(tenant="acme", name="third")),
+        admin.keys.create(ACTOR, KeyCreate(tenant="acme")),
+        admin.limits.set(ACTOR, LimitSet(tenant="acme", meter="requests", window="hour", amount=1)),
     ):
         with pytest.raises(Invalid, match="most"):
             await act
-    await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=2))
-    await admin.revoke_key(ACTOR, key.key_id)
-    await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
+    await admin.limits.set(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=2))
+    await admin.keys.revoke(ACTOR, key.key_id)
+    await admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
 
 
 async def test_acts_at_once_are_each_counted(admin: Admin, database: Database) -> None:
-    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
     await asyncio.gather(
-        *(admin.create_project(ACTOR, ProjectCreate(tenant="acme", name=f"p{index}")) for index in range(20))
+        *(admin.projects.create(ACTOR, ProjectCreate(tenant="acme", name=f"p{index}")) for index in range(20))
     )
     results = await asyncio.gather(
-        *(admin.create_project(ACTOR, ProjectCreate(tenant="acme", name="same")) for _ in range(5)),
+        *(admin.projects.create(ACTOR, ProjectCreate(tenant="acme", name="same")) for _ in range(5)),
         return_exceptions=True,
     )
     assert sum(isinstance(result, AlreadyExists) for result in results) == 4
@@ -369,9 +370,9 @@ async def test_foreign_keys_are_enforced(database: Database) -> None:
 
 
 async def test_windows_of_every_kind_can_be_set(admin: Admin) -> None:
-    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
     for window in Window:
-        limit = await admin.set_limit(
+        limit = await admin.limits.set(
             ACTOR, LimitSet(tenant="acme", meter="cost_nanousd", window=window.value, amount=10**15)
         )
         assert limit.window is window

@@ -27,7 +27,6 @@ from gateway.cluster import recovery
 from gateway.config import GatewayConfig
 from gateway.deps import GatewayDeps
 from gateway.domain.call import Call
-from gateway.domain.outcomes import RequestOutcome
 from gateway.pools.pool import PoolSpec
 from gateway.upstream.base import UpstreamLost
 from gateway.upstream.replica_set import ReplicaSet
@@ -35,6 +34,7 @@ from tenants.admin.admin import Admin
 from tenants.admin.commands import LedgerAdjust, PriceSet
 from tenants.admin.ledger import GivenBack
 from tenants.admin.lists.audit import AuditQuery
+from tenants.admin.transaction import Transactions
 from tenants.directory.directory import Directory
 from tenants.directory.gateways import GatewaySeen
 from tenants.errors import DatabaseUnavailable, Invalid, NotFound
@@ -42,6 +42,7 @@ from tenants.ledger.ledger import Ledger
 from tenants.ledger.progress import Progress
 from tenants.ledger.rows import LedgerRow, sum_of
 from tenants.ledger.verify import verify_ledger
+from tenants.outcomes import RequestOutcome
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Granted, Hold, QuotaStoreUnavailable
 from tenants.storage.database import Database
@@ -127,7 +128,7 @@ class House:
     async def set_price(self) -> None:
         """Of the model `m`."""
         wanted = PriceSet(model="m", input_nanousd=100, output_nanousd=300)
-        await Admin(self.database, PEPPER).set_price("cli:tester", wanted)
+        await Admin(Transactions(self.database, PEPPER)).prices.set("cli:tester", wanted)
 
     async def add_limit(self, limit: Limit = BUDGET) -> None:
         """A lifetime's limit of the tenant, as the directory has it."""
@@ -286,11 +287,11 @@ async def test_what_is_in_doubt_is_given_back_once_and_nothing_else_is(house: Ho
     await house.beats("one")
     await recovery.adopt(house.deps("one"), dead, STALE_S, frozenset())
     assert await house.used() == (22 + 25 + 25, 0)
-    admin = Admin(house.database, PEPPER)
+    admin = Admin(Transactions(house.database, PEPPER))
 
     async def adjust(request_id: str, store: MemoryQuotaStore | None) -> GivenBack:
         wanted = LedgerAdjust(request_id=request_id, reason="the client has its answer")
-        return await admin.adjust_ledger("cli:tester", wanted, store)
+        return await admin.ledger.adjust("cli:tester", wanted, store)
 
     # Of limits that are in the directory.
     await house.add_limit()
@@ -310,7 +311,7 @@ async def test_what_is_in_doubt_is_given_back_once_and_nothing_else_is(house: Ho
     report = await verify_ledger(house.database, None, running=set())
     assert (report.ok, report.in_doubt_tokens) == (True, 0)
     assert sum(total.requests for total in await house.ledger.totals()) == 1, "bills count what ran"
-    acts = await admin.read_audit(AuditQuery(act="ledger.adjust"))
+    acts = await admin.audit.read(AuditQuery(act="ledger.adjust"))
     assert [row.target for row in acts.rows] == [calls[2].request_id, calls[1].request_id]
 
 
@@ -328,7 +329,7 @@ async def test_it_is_given_back_on_a_limit_that_came_later_as_well(house: House)
     await house.add_limit()
     await house.add_limit(later)
     wanted = LedgerAdjust(request_id=call.request_id, reason="the client has its answer")
-    given = await Admin(house.database, PEPPER).adjust_ledger("cli:tester", wanted, house.store)
+    given = await Admin(Transactions(house.database, PEPPER)).ledger.adjust("cli:tester", wanted, house.store)
     assert len(given.charged_to) == 2
     [state] = await house.store.states([later])
     assert state.used == 0

@@ -32,13 +32,13 @@ async def make_all_of_it_so(gateway: Gateway, now_s: float) -> None:
     """All that alerts are about."""
     deps, minute_s = gateway.deps, int(now_s) // 60 * 60
     admin, database = deps.admin, deps.database
-    [tenant] = await admin.list_tenants()
-    await admin.set_slo(WHO, SloSet(tier="standard", metric="ttft", target_s=0.5))
+    [tenant] = await admin.tenants.all()
+    await admin.slos.set(WHO, SloSet(tier="standard", metric="ttft", target_s=0.5))
     tally = {CountKey(tenant.tenant_id, "standard", "ttft"): SloTally(100, 100)}
     await slo_store.add(database, tally, [], now_s)
-    await admin.create_key(WHO, KeyCreate(tenant=OWNER, expires_in_s=3_600))
+    await admin.keys.create(WHO, KeyCreate(tenant=OWNER, expires_in_s=3_600))
     for meter, mode in (("total_tokens", "hard"), ("output_tokens", "soft")):
-        await admin.set_limit(WHO, LimitSet(tenant=OWNER, meter=meter, mode=mode, window="day", amount=10))
+        await admin.limits.set(WHO, LimitSet(tenant=OWNER, meter=meter, mode=mode, window="day", amount=10))
     await deps.directory.refresh()
     await deps.quota_store.reserve("req_1", deps.directory.limits(now_s), whole(10), 60.0)
     told = CalibrationKey(minute_s // 3_600 * 3_600, MODEL, "standard", "ttft", 0, "plain")

@@ -23,16 +23,16 @@ async def acts(admin: Admin, clock: Clock) -> tuple[str, str]:
     """Two tenants with a project and a key each, one act a second. Returns acme's key id and its prefix."""
     made = []
     for name in ("acme", "globex"):
-        await admin.create_tenant(ROOT, TenantCreate(name=name))
+        await admin.tenants.create(ROOT, TenantCreate(name=name))
         clock.now_s += 1
-        await admin.create_project(KEY, ProjectCreate(tenant=name, name="blue"))
+        await admin.projects.create(KEY, ProjectCreate(tenant=name, name="blue"))
         clock.now_s += 1
         wanted = KeyCreate(tenant=name, project="blue", name="robot")
-        made.append((await admin.create_key(KEY, wanted))[0])
+        made.append((await admin.keys.create(KEY, wanted))[0])
         clock.now_s += 1
-    await admin.update_tenant(ROOT, "acme", TenantChange(weight=3))
+    await admin.tenants.update(ROOT, "acme", TenantChange(weight=3))
     clock.now_s += 1
-    await admin.set_price(ROOT, PriceSet(model="small", free=True))
+    await admin.prices.set(ROOT, PriceSet(model="small", free=True))
     return made[0].key_id, made[0].prefix
 
 
@@ -77,14 +77,14 @@ async def test_pages_in_both_orders_show_every_row_once(admin: Admin, clock: Clo
         seen: list[int] = []
         cursor = None
         while True:
-            page = await admin.read_audit(query, cursor=cursor, limit=3)
+            page = await admin.audit.read(query, cursor=cursor, limit=3)
             assert len(page.rows) <= 3
             seen += [row.seq for row in page.rows]
             cursor = page.next_cursor
             if cursor is None:
                 break
             # What is written meanwhile moves nothing of the newest first.
-            await admin.note(ROOT, "request.cancel", "req_1")
+            await admin.transactions.note(ROOT, "request.cancel", "req_1")
         assert seen[: len(wanted)] == wanted
         assert len(set(seen)) == len(seen)
 
@@ -100,22 +100,22 @@ async def test_a_filter_that_makes_no_sense_names_its_field(admin: Admin, clock:
     }
     for field, wanted in wrong.items():
         with pytest.raises(Invalid) as caught:
-            await admin.read_audit(AuditQuery(**wanted))  # type: ignore[arg-type]
+            await admin.audit.read(AuditQuery(**wanted))  # type: ignore[arg-type]
         assert caught.value.field == field
     for wanted in ({"tenant": "nobody"}, {"subject": "tenant:nobody"}, {"subject": "project:red"}):
         with pytest.raises(NotFound):
-            await admin.read_audit(AuditQuery(**wanted))  # type: ignore[arg-type]
+            await admin.audit.read(AuditQuery(**wanted))  # type: ignore[arg-type]
     for limit in (0, 1_001):
         with pytest.raises(Invalid, match="limit"):
-            await admin.read_audit(limit=limit)
-    page = await admin.read_audit(AuditQuery(act="tenant"), limit=1)
+            await admin.audit.read(limit=limit)
+    page = await admin.audit.read(AuditQuery(act="tenant"), limit=1)
     with pytest.raises(Invalid, match="act=tenant, and this one is asked with no filter"):
-        await admin.read_audit(cursor=page.next_cursor)
+        await admin.audit.read(cursor=page.next_cursor)
 
 
 async def test_rows_show_names_and_no_secret(admin: Admin, clock: Clock) -> None:
     await acts(admin, clock)
-    _, secret = await admin.create_key(ROOT, KeyCreate(tenant="acme"))
+    _, secret = await admin.keys.create(ROOT, KeyCreate(tenant="acme"))
     shown = await admin.with_names([row.as_json() for row in await audited(admin)])
     assert {row["tenant"] for row in shown} == {"acme", "globex", None}
     assert secret.rpartition("_")[2] not in json.dumps(shown)
@@ -123,7 +123,7 @@ async def test_rows_show_names_and_no_secret(admin: Admin, clock: Clock) -> None
 
 async def test_names_stand_beside_ids(admin: Admin, clock: Clock) -> None:
     key_id, _ = await acts(admin, clock)
-    limit = await admin.set_limit(
+    limit = await admin.limits.set(
         ROOT, LimitSet(tenant="acme", key=key_id, meter="requests", window="day", amount=5)
     )
     item = {"tenant_id": limit.tenant_id, "kind": "key", "subject_id": key_id, "key_id": key_id}

@@ -18,6 +18,7 @@ from gateway.records.access_recorder import AccessRecorder
 from tenants.admin.admin import Admin
 from tenants.admin.audit import LINK, Actor, AuditRow
 from tenants.admin.commands import KeyCreate, TenantCreate
+from tenants.admin.transaction import Transactions
 from tenants.audit.accesses import Access, MergedAccess
 from tenants.audit.log import AuditLog
 from tenants.audit.note import SigningKey
@@ -55,10 +56,10 @@ class Watched:
 async def watched(sqlite_url: str, tmp_path: Path) -> AsyncIterator[Watched]:
     async with gateway_and_app(sqlite_url, tmp_path) as (client, app):
         database = open_database(sqlite_url)
-        admin = Admin(database, PEPPER)
+        admin = Admin(Transactions(database, PEPPER))
         for name, role in (("ada", "owner"), ("ann", "auditor")):
-            _, token = await admin.invite_person(ROOT, PersonInvite(name=name, role=role))
-            await admin.redeem_link(Actor(LINK, ADDRESS), token, HASH)
+            _, token = await admin.people.invite(ROOT, PersonInvite(name=name, role=role))
+            await admin.people.redeem_link(Actor(LINK, ADDRESS), token, HASH)
         yield Watched(client, app, admin)
         await database.close()
 
@@ -107,9 +108,9 @@ async def test_calls_of_the_admin_api_that_are_refused_or_read_are_rows(watched:
     answer = await client.post("/admin/v1/tenants", json={"name": "acme"}, headers=PARENT)
     [row] = await audited(watched.admin, act="tenant.create", subject="tenant:acme")
     assert (row.request_id, row.trace_id) == (answer.headers["x-request-id"], "a" * 32)
-    weak, secret = await watched.admin.create_key(ROOT, KeyCreate(tenant=OWNER, scopes=["inference"]))
-    gone, old = await watched.admin.create_key(ROOT, KeyCreate(tenant=OWNER, scopes=["admin:write"]))
-    await watched.admin.revoke_key(ROOT, gone.key_id)
+    weak, secret = await watched.admin.keys.create(ROOT, KeyCreate(tenant=OWNER, scopes=["inference"]))
+    gone, old = await watched.admin.keys.create(ROOT, KeyCreate(tenant=OWNER, scopes=["admin:write"]))
+    await watched.admin.keys.revoke(ROOT, gone.key_id)
 
     async def asks(authorization: str | None, status: int, times: int = 1) -> None:
         for _ in range(times):
@@ -172,23 +173,23 @@ async def test_forms_that_are_refused_passwords_that_are_wrong_and_files_are_row
 async def test_a_batch_is_written_once_however_often_it_is_repeated(
     database: Database, pepper: bytes
 ) -> None:
-    admin = Admin(database, pepper)
+    admin = Admin(Transactions(database, pepper))
     rows = [MergedAccess(Access("access.refuse", "unknown", ADDRESS, "GET /x"), 1, 1, 2, 9)]
     for number in (1, 1, 2, 1):
-        await admin.record_accesses(rows, Flush("test", number))
+        await admin.transactions.record_accesses(rows, Flush("test", number))
     assert len(await audited(admin, act="access.refuse")) == 2
 
 
 async def test_a_flood_waits_in_memory_and_acts_go_on_beside_it(database: Database, pepper: bytes) -> None:
-    admin, registry, now = Admin(database, pepper), CollectorRegistry(), [1_000.0]
-    recorder = AccessRecorder(admin, registry, lambda: now[0])
+    admin, registry, now = Admin(Transactions(database, pepper)), CollectorRegistry(), [1_000.0]
+    recorder = AccessRecorder(admin.transactions, registry, lambda: now[0])
     for number in range(3_000):
         recorder.log_in(LogIn(f"name-{number}", ADDRESS, "password"))
     await recorder.flush()
     assert await audited(admin) == [], "the minute is not over"
     now[0] += 60
     await asyncio.gather(
-        recorder.flush(), *(admin.create_tenant(ROOT, TenantCreate(name=f"t{n}")) for n in range(20))
+        recorder.flush(), *(admin.tenants.create(ROOT, TenantCreate(name=f"t{n}")) for n in range(20))
     )
     assert len(await audited(admin, act="tenant")) == 20
     await recorder.flush()

@@ -23,6 +23,7 @@ from ops.cli.main import cli
 from tenants.admin.admin import Admin
 from tenants.admin.audit import LINK, Actor
 from tenants.admin.commands import KeyCreate, LimitSet, SloSet, TenantCreate
+from tenants.admin.transaction import Transactions
 from tenants.admin.webhooks import WebhookAdd
 from tenants.people.person import PersonInvite
 from tenants.storage import tables
@@ -239,16 +240,16 @@ async def audited_app(sqlite_url: str, tmp_path: Path) -> AsyncIterator[AuditedA
     async with gateway_and_app(sqlite_url, tmp_path, webhook_private="yes") as (client, app):
         made = AuditedApp(client, app, sqlite_url)
         database = open_database(sqlite_url)
-        admin = Admin(database, PEPPER, webhook_private=True)
-        await admin.create_tenant(ROOT, TenantCreate(name="acme"))
-        key, _ = await admin.create_key(ROOT, KeyCreate(tenant="acme"))
+        admin = Admin(Transactions(database, PEPPER, webhook_private=True))
+        await admin.tenants.create(ROOT, TenantCreate(name="acme"))
+        key, _ = await admin.keys.create(ROOT, KeyCreate(tenant="acme"))
         hourly = LimitSet(tenant="acme", meter="requests", window="hour", amount=5)
-        limit = await admin.set_limit(ROOT, hourly)
-        slo = await admin.set_slo(ROOT, SloSet(tier="batch", metric="ttft", target_s=9.0))
-        webhook, _ = await admin.add_webhook(ROOT, WebhookAdd(url=RECEIVER))
+        limit = await admin.limits.set(ROOT, hourly)
+        slo = await admin.slos.set(ROOT, SloSet(tier="batch", metric="ttft", target_s=9.0))
+        webhook, _ = await admin.webhooks.add(ROOT, WebhookAdd(url=RECEIVER))
         for name in ("ada", "bo", "cy"):
-            _, token = await admin.invite_person(ROOT, PersonInvite(name=name, role="owner"))
-            await admin.redeem_link(Actor(LINK, "192.0.2.1"), token, HASH)
+            _, token = await admin.people.invite(ROOT, PersonInvite(name=name, role="owner"))
+            await admin.people.redeem_link(Actor(LINK, "192.0.2.1"), token, HASH)
         made.names = {
             "tenant": "acme",
             "project": key.project_id,
@@ -261,7 +262,7 @@ async def audited_app(sqlite_url: str, tmp_path: Path) -> AsyncIterator[AuditedA
         }
         async with Browser(app) as other:
             assert (await other.log_in("ada")).status_code == 303
-        [session] = await admin.list_sessions("ada")
+        [session] = await admin.person_sessions.all("ada")
         made.names["session"] = session.session_id
         await database.close()
         yield made

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, select
 from ops.serving import audit_key
 from ops.serving.datadir import DataDirRefused
 from tenants.admin.admin import Admin
+from tenants.admin.transaction import Transactions
 from tenants.audit import store
 from tenants.audit.log import AuditLog
 from tenants.audit.note import PublicKey, SigningKey, open_checkpoint
@@ -67,7 +68,7 @@ async def test_the_change_is_a_row_signed_by_both_and_one_key_checks_all(
         assert (verdict.finding, verdict.rows) == (None, verdict.signed)
     with pytest.raises(Invalid, match="no known key"):
         await log.verify([SigningKey(first.name, bytes(32)).public], [kept])
-    [row, again] = await audited(Admin(database, pepper), act="audit.rotate_key")
+    [row, again] = await audited(Admin(Transactions(database, pepper)), act="audit.rotate_key")
     assert (row.before, row.after) == (
         {"public_key": str(keys[0].public)},
         {"public_key": str(keys[1].public)},

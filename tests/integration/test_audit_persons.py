@@ -8,6 +8,7 @@ from sqlalchemy import Connection, select, update
 from tenants.admin.admin import Admin
 from tenants.admin.audit import LINK, Actor
 from tenants.admin.commands import BrakeSet, TenantCreate
+from tenants.admin.transaction import Transactions
 from tenants.audit import store
 from tenants.audit.accesses import Access, MergedAccess
 from tenants.audit.log import AuditLog
@@ -27,8 +28,8 @@ ADDRESS = "198.51.100.23"
 
 
 async def person(admin: Admin, name: str, role: str = "owner") -> Person:
-    _, token = await admin.invite_person(ROOT, PersonInvite(name=name, role=role))
-    return await admin.redeem_link(Actor(LINK, ADDRESS), token, HASH)
+    _, token = await admin.people.invite(ROOT, PersonInvite(name=name, role=role))
+    return await admin.people.redeem_link(Actor(LINK, ADDRESS), token, HASH)
 
 
 def acting(who: Person) -> Actor:
@@ -48,11 +49,11 @@ async def stored(database: Database) -> str:
 async def test_rows_hold_no_name_and_no_address_and_lists_show_both(
     database: Database, pepper: bytes
 ) -> None:
-    admin = Admin(database, pepper)
+    admin = Admin(Transactions(database, pepper))
     ada, _ = await person(admin, "ada@example.org"), await person(admin, "bo@example.org")
-    await admin.create_tenant(acting(ada), TenantCreate(name="acme"))
-    await admin.set_brake(acting(ada), BrakeSet(tier="batch", share=0.5, for_s=60.0))
-    await admin.end_sessions(acting(ada), "bo@example.org")
+    await admin.tenants.create(acting(ada), TenantCreate(name="acme"))
+    await admin.brakes.set(acting(ada), BrakeSet(tier="batch", share=0.5, for_s=60.0))
+    await admin.people.end_sessions(acting(ada), "bo@example.org")
     kept = await stored(database)
     for personal in ("ada@", "bo@", ADDRESS, "example.org"):
         assert personal not in kept
@@ -76,18 +77,18 @@ async def test_rows_hold_no_name_and_no_address_and_lists_show_both(
 async def test_an_erased_person_is_in_no_table_and_every_proof_holds(
     database: Database, pepper: bytes
 ) -> None:
-    admin, log = Admin(database, pepper), AuditLog(database, KEY)
+    admin, log = Admin(Transactions(database, pepper)), AuditLog(database, KEY)
     ada, bo = await person(admin, "ada@example.org"), await person(admin, "bo@example.org")
-    await admin.create_tenant(acting(bo), TenantCreate(name="acme"))
-    await admin.set_brake(acting(bo), BrakeSet(tier="batch", share=0.5, for_s=60.0))
-    await admin.create_tenant(acting(ada), TenantCreate(name="other"))
+    await admin.tenants.create(acting(bo), TenantCreate(name="acme"))
+    await admin.brakes.set(acting(bo), BrakeSet(tier="batch", share=0.5, for_s=60.0))
+    await admin.tenants.create(acting(ada), TenantCreate(name="other"))
     old = await log.make_checkpoint()
     proofs = [await log.prove(seq) for seq in range(old.size)]
     entries = [row.entry for row in await log.rows(0)]
 
-    await admin.erase_person(ROOT, "bo@example.org")
+    await admin.people.erase(ROOT, "bo@example.org")
     with pytest.raises(NotFound):
-        await admin.show_person(bo.person_id)
+        await admin.people.show(bo.person_id)
 
     def all_rows(connection: Connection) -> list[str]:
         named = (tables.audit_persons, tables.people, tables.settings, tables.audit)
@@ -115,37 +116,37 @@ async def test_an_erased_person_is_in_no_table_and_every_proof_holds(
 async def test_a_log_in_that_is_written_after_the_erasure_brings_no_one_back(
     database: Database, pepper: bytes
 ) -> None:
-    admin = Admin(database, pepper)
+    admin = Admin(Transactions(database, pepper))
     await person(admin, "ada@example.org")
     await person(admin, "bo@example.org")
     waits = MergedAccess(Access("session.open", "person:bo@example.org", ADDRESS), 1, 1, 2, 1)
-    await admin.record_accesses([waits])
+    await admin.transactions.record_accesses([waits])
     [row] = await audited(admin, act="session.open")
     assert (row.actor, row.origin) == ("person:bo@example.org", ADDRESS)
-    await admin.erase_person(ROOT, "bo@example.org")
-    await admin.record_accesses([waits])
+    await admin.people.erase(ROOT, "bo@example.org")
+    await admin.transactions.record_accesses([waits])
     erased, nameless = await audited(admin, act="session.open")
     assert (erased.actor, erased.origin) == (ERASED_PERSON, ERASED)
     assert nameless.actor.startswith("unknown:")
     assert "bo@example" not in await stored(database)
     again = await person(admin, "bo@example.org", "operator")
-    await admin.create_tenant(acting(again), TenantCreate(name="acme"))
+    await admin.tenants.create(acting(again), TenantCreate(name="acme"))
     assert [row.action for row in await audited(admin, actor="person:bo@example.org")] == ["tenant.create"]
 
 
 async def test_the_last_owner_is_not_erased(database: Database, pepper: bytes) -> None:
-    admin = Admin(database, pepper)
+    admin = Admin(Transactions(database, pepper))
     ada = await person(admin, "ada@example.org")
     with pytest.raises(Invalid, match="the last owner"):
-        await admin.erase_person(ROOT, ada.person_id)
-    await admin.create_tenant(acting(ada), TenantCreate(name="acme"))
+        await admin.people.erase(ROOT, ada.person_id)
+    await admin.tenants.create(acting(ada), TenantCreate(name="acme"))
     assert [row.actor for row in await audited(admin, act="tenant")] == ["person:ada@example.org"]
 
 
 async def test_a_record_that_was_altered_is_not_shown_as_the_name(database: Database, pepper: bytes) -> None:
-    admin = Admin(database, pepper)
+    admin = Admin(Transactions(database, pepper))
     ada = await person(admin, "ada@example.org")
-    await admin.create_tenant(acting(ada), TenantCreate(name="acme"))
+    await admin.tenants.create(acting(ada), TenantCreate(name="acme"))
     table = tables.audit_persons
     forged = update(table).where(table.c.text == "ada@example.org").values(text="eve@example.org")
     await database.write(lambda connection: connection.execute(forged).rowcount)
@@ -153,11 +154,11 @@ async def test_a_record_that_was_altered_is_not_shown_as_the_name(database: Data
 
 
 async def test_a_name_that_nobody_has_is_kept_as_a_hash_alone(database: Database, pepper: bytes) -> None:
-    admin = Admin(database, pepper)
+    admin = Admin(Transactions(database, pepper))
     typed = "correct-horse-battery-staple"
     refused = MergedAccess(Access("session.refuse", f"person:{typed}", ADDRESS, why="password"), 1, 9, 9, 3)
     refused.reasons["password"] = 3
-    await admin.record_accesses([refused, refused])
+    await admin.transactions.record_accesses([refused, refused])
     rows = await audited(admin, act="session.refuse")
     assert len({row.actor for row in rows}) == 1
     assert rows[0].actor.startswith("unknown:")
@@ -174,7 +175,7 @@ async def test_rows_of_older_versions_stay_valid_and_keep_their_names(
 ) -> None:
     old = store.LogEntry(1, "person:ada", ADDRESS, "tenant.create", "ten_1", "ten_1", None, {"name": "acme"})
     await database.write(lambda connection: store.append(connection, old))
-    admin, log = Admin(database, pepper), AuditLog(database, KEY)
+    admin, log = Admin(Transactions(database, pepper)), AuditLog(database, KEY)
     [row] = await audited(admin, actor="person:ada")
     assert (row.actor, row.origin, row.request_id) == ("person:ada", ADDRESS, None)
     [entry] = await log.rows(0)

@@ -25,6 +25,7 @@ ACTS, LONG_ACTS = 60, 500
 WRITER = """
 import asyncio, sys
 from tenants.admin.admin import Admin
+from tenants.admin.transaction import Transactions
 from tenants.admin.commands import TenantCreate
 from tenants.audit import store
 from tenants.audit.log import AuditLog
@@ -35,11 +36,11 @@ url, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
 async def main():
     database = open_database(url)
-    admin = Admin(database, b"a pepper for tests, 32 bytes.....")
+    admin = Admin(Transactions(database, b"a pepper for tests, 32 bytes....."))
     log = AuditLog(database, SigningKey("test.example/log", bytes(32)))
 
     async def act(number):
-        await admin.create_tenant("cli:root", TenantCreate(name=f"{name}-{number}"))
+        await admin.tenants.create("cli:root", TenantCreate(name=f"{name}-{number}"))
         print(f"{name}-{number}", flush=True)
 
     async def beside(number):

@@ -14,7 +14,8 @@ from sqlalchemy import select
 
 from tenants.admin.admin import Admin
 from tenants.admin.commands import KeyCreate, LimitSet, TenantChange, TenantCreate
-from tenants.admin.policy import StoredPolicy
+from tenants.admin.platform.policy import StoredPolicy
+from tenants.admin.transaction import Transactions
 from tenants.config_file import config_file
 from tenants.config_file.config_file import ConfigFile
 from tenants.config_file.document import ConfigInvalid, Configuration
@@ -44,7 +45,7 @@ class Installation:
     def __init__(self, database: Database, pepper: bytes) -> None:
         self.database = database
         self.clock = Clock()
-        self.admin = Admin(database, pepper, self.clock)
+        self.admin = Admin(Transactions(database, pepper, self.clock))
         self.file = ConfigFile(database, self.admin, TERMS, self.clock)
 
     async def apply(self, text: str) -> list[str]:
@@ -209,40 +210,40 @@ async def test_of_two_applies_at_once_one_wins(here: Installation, pepper: bytes
     finally:
         await other.close()
     assert [type(each) for each in done if isinstance(each, Exception)] == [PreconditionFailed]
-    assert len(await here.admin.list_tenants()) == 1
+    assert len(await here.admin.tenants.all()) == 1
     assert await here.revision() == 1
 
 
 async def test_acts_in_one_transaction_wait_for_nothing_else(here: Installation) -> None:
     async def acts(inside: Admin) -> None:
-        await inside.create_tenant(ACTOR, TenantCreate(name="acme"))
+        await inside.tenants.create(ACTOR, TenantCreate(name="acme"))
         await asyncio.sleep(0)
 
     with pytest.raises(RuntimeError, match="nothing but acts"):
         await here.admin.in_one_transaction(acts)
-    assert (await here.admin.list_tenants(), await here.revision()) == ([], 0)
+    assert (await here.admin.tenants.all(), await here.revision()) == ([], 0)
 
 
 async def test_a_plan_is_refused_after_any_other_act(here: Installation) -> None:
-    await here.admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    await here.admin.tenants.create(ACTOR, TenantCreate(name="acme"))
     empty = await here.file.plan(wanted("version: 1\ntenants: [{name: acme, weight: 1}]\n"))
     assert empty.steps == ()
     plan = await here.file.plan(wanted("version: 1\ntenants: [{name: acme, weight: 7}]\n"))
-    await here.admin.update_tenant(ACTOR, "acme", TenantChange(weight=2))
+    await here.admin.tenants.update(ACTOR, "acme", TenantChange(weight=2))
     for each in (plan, empty):
         with pytest.raises(PreconditionFailed) as refused:
             await here.file.apply(ACTOR, each)
         assert refused.value.current == {"revision": 2}
-    assert (await here.admin.show_tenant("acme")).tenant.weight == 2
+    assert (await here.admin.tenants.show("acme")).tenant.weight == 2
 
 
 async def test_keys_that_a_file_cannot_name_are_left_out_and_said(here: Installation) -> None:
-    await here.admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    await here.admin.tenants.create(ACTOR, TenantCreate(name="acme"))
     keys = [
-        (await here.admin.create_key(ACTOR, KeyCreate(tenant="acme", name=name)))[0]
+        (await here.admin.keys.create(ACTOR, KeyCreate(tenant="acme", name=name)))[0]
         for name in ("", "twin", "twin", "own")
     ]
-    await here.admin.set_limit(
+    await here.admin.limits.set(
         ACTOR, LimitSet(tenant="acme", key=keys[0].key_id, meter="concurrency", amount=1)
     )
     export = await here.file.export()

@@ -22,6 +22,7 @@ from gateway.upstream.replica_set import ReplicaSet
 from tenants.admin.admin import Admin
 from tenants.admin.audit import LINK, Actor
 from tenants.admin.commands import TenantCreate
+from tenants.admin.transaction import Transactions
 from tenants.directory.directory import Directory
 from tenants.ledger.ledger import Ledger
 from tenants.networks import network_of
@@ -62,8 +63,8 @@ class House:
         return made
 
     async def person(self, name: str, role: str = "owner", tenants: list[str] | None = None) -> Person:
-        _, token = await self.admin.invite_person(ACTOR, PersonInvite(name=name, role=role, tenants=tenants))
-        return await self.admin.redeem_link(Actor(LINK, "192.0.2.1"), token, HASH)
+        _, token = await self.admin.people.invite(ACTOR, PersonInvite(name=name, role=role, tenants=tenants))
+        return await self.admin.people.redeem_link(Actor(LINK, "192.0.2.1"), token, HASH)
 
     async def logged_in(self, name: str, **how: Any) -> Browser:
         browser = self.browser(**how)
@@ -90,9 +91,9 @@ async def house_on(url: str, pepper: bytes) -> AsyncIterator[House]:
         config = GatewayConfig(trusted_proxies=(network_of(PROXY),), console_url=console_url)
         return GatewayDeps(
             config=config, gateway_id=name, database=on, directory=Directory(on, pepper),
-            admin=Admin(on, pepper, clock), ledger=Ledger(on), quota_store=MemoryQuotaStore(clock),
-            prices=nothing, upstreams=ReplicaSet(), renderer=nothing, model_name="m",
-            clock=clock, wall_clock=clock,
+            admin=Admin(Transactions(on, pepper, clock)), ledger=Ledger(on),
+            quota_store=MemoryQuotaStore(clock), prices=nothing, upstreams=ReplicaSet(), renderer=nothing,
+            model_name="m", clock=clock, wall_clock=clock,
         )  # fmt: skip
 
     both = [deps_of("here", database), deps_of("there", other, CONSOLE_URL)]
@@ -130,7 +131,7 @@ def error_of(page: httpx.Response, name: str) -> str:
 
 
 async def test_the_first_owner_comes_in_by_the_link_and_only_once(house: House) -> None:
-    token = await house.admin.make_set_up_link(ACTOR)
+    token = await house.admin.people.make_set_up_link(ACTOR)
     assert token
     first, second = house.browser(), house.browser()
     wrong = await first.redeem(token, "short", name="Ada@Example.com")
@@ -152,7 +153,7 @@ async def test_the_first_owner_comes_in_by_the_link_and_only_once(house: House) 
         data={"form_token": late, "token": token, "name": "eve", "password": PASSWORD, "repeat": PASSWORD},
     )
     assert (again.status_code, "does not work" in again.text) == (404, True)
-    assert [each.name for each in (await house.admin.page_people()).rows] == ["ada@example.com"]
+    assert [each.name for each in (await house.admin.people.page()).rows] == ["ada@example.com"]
     assert (await second.get("/console/set-up")).status_code == 404
     assert (await second.get("/console/set-up?token=" + "x" * 43)).status_code == 404
 
@@ -176,16 +177,16 @@ async def test_what_changes_a_person_ends_the_old_cookies_in_the_other_gateway(a
     person = await house.person("ada")
     await house.person("eve")
     for change in (
-        lambda: house.admin.change_person(ACTOR, "ada", PersonChange(role="auditor")),
-        lambda: house.admin.suspend_person(ACTOR, "ada"),
-        lambda: house.admin.end_sessions(ACTOR, "ada"),
-        lambda: house.admin.reset_person(ACTOR, "ada"),
+        lambda: house.admin.people.change(ACTOR, "ada", PersonChange(role="auditor")),
+        lambda: house.admin.people.suspend(ACTOR, "ada"),
+        lambda: house.admin.people.end_sessions(ACTOR, "ada"),
+        lambda: house.admin.people.reset(ACTOR, "ada"),
     ):
         browser = await house.logged_in("ada")
         assert await house.is_in(browser)
         await change()
         assert not await house.is_in(browser)
-        await house.admin.resume_person(ACTOR, "ada")
+        await house.admin.people.resume(ACTOR, "ada")
     assert person.role == "owner"
 
 
@@ -280,9 +281,9 @@ async def test_a_log_in_makes_a_new_session_and_ends_the_one_before(house: House
 
 async def test_unknown_names_and_wrong_passwords_are_told_apart_by_nothing(house: House) -> None:
     await house.person("ada")
-    invited, _ = await house.admin.invite_person(ACTOR, PersonInvite(name="bob", role="auditor"))
+    invited, _ = await house.admin.people.invite(ACTOR, PersonInvite(name="bob", role="auditor"))
     await house.person("sue", "auditor")
-    await house.admin.suspend_person(ACTOR, "sue")
+    await house.admin.people.suspend(ACTOR, "sue")
     answers, hashed = [], []
     for name in ("ada", invited.name, "sue", "nob"):
         browser = house.browser(headers={"user-agent": "same"})
@@ -362,7 +363,7 @@ async def test_a_log_in_leads_nowhere_else(house: House) -> None:
 
 
 async def test_acts_on_people_ask_for_the_password_and_reach_the_audit(house: House) -> None:
-    await house.admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    await house.admin.tenants.create(ACTOR, TenantCreate(name="acme"))
     await house.deps.directory.refresh()
     await house.person("ada")
     browser = await house.logged_in("ada")
@@ -382,7 +383,7 @@ async def test_acts_on_people_ask_for_the_password_and_reach_the_audit(house: Ho
     bob = house.browser()
     assert (await bob.redeem(link[2])).status_code == 303
     assert "bob@example.com" in (await bob.get("/console")).text
-    person = await house.admin.show_person("bob@example.com")
+    person = await house.admin.people.show("bob@example.com")
     page = f"/console/people/{person.person_id}"
     acts = [
         ({"act": "role", "role": "auditor", "tenants": ""}, "auditor"),
@@ -400,7 +401,7 @@ async def test_acts_on_people_ask_for_the_password_and_reach_the_audit(house: Ho
     assert "console/set-up?token=" in reset.text
     nonsense = await browser.send(page, password=PASSWORD, act="delete")
     assert (nonsense.status_code, "no such button" in nonsense.text) == (422, True)
-    last = await house.admin.show_person("ada")
+    last = await house.admin.people.show("ada")
     refused = await browser.send(f"/console/people/{last.person_id}", password=PASSWORD, act="suspend")
     assert (refused.status_code, "last owner" in refused.text) == (422, True)
     rows = await audited(house.admin, actor="person:ada")
@@ -419,7 +420,7 @@ async def test_one_ends_ones_own_sessions_and_owners_see_those_of_others(house: 
     page = "/console/sessions"
 
     async def sessions() -> set[str]:
-        return {each.session_id for each in (await house.admin.page_sessions(person="olga")).rows}
+        return {each.session_id for each in (await house.admin.person_sessions.page(person="olga")).rows}
 
     first = await house.logged_in("olga")
     [of_first] = await sessions()
@@ -484,7 +485,7 @@ def set_cookies(answer: httpx.Response) -> list[set[str]]:
 async def test_every_answer_has_the_strict_headers_and_nothing_inline(house: House) -> None:
     await house.person("ada")
     browser = await house.logged_in("ada")
-    person = await house.admin.show_person("ada")
+    person = await house.admin.people.show("ada")
     paths = [
         "",
         "/people",
@@ -593,12 +594,12 @@ async def test_an_act_of_a_person_whose_role_was_taken_meanwhile_is_not_done(any
         browser.http.post("/console/people/invite", data={"form_token": token, **fields})
     )
     await asyncio.to_thread(until, lambda: gate.inside == 3)
-    await any_house.admin.change_person(ACTOR, ada.person_id, PersonChange(role="auditor"))
+    await any_house.admin.people.change(ACTOR, ada.person_id, PersonChange(role="auditor"))
     go_on.set()
     answer = await sent
     await asyncio.gather(*holders)
     assert (answer.status_code, "what you typed is kept" in answer.text) == (401, True)
-    assert {each.name for each in await any_house.admin.list_people()} == {"ada", "bo"}
+    assert {each.name for each in await any_house.admin.people.all()} == {"ada", "bo"}
 
 
 async def test_an_owner_ends_one_session_of_another_person_and_no_other(any_house: House) -> None:
@@ -606,9 +607,9 @@ async def test_an_owner_ends_one_session_of_another_person_and_no_other(any_hous
         await any_house.person(name, role)
     first, second, ann = [await any_house.logged_in(name) for name in ("olga", "olga", "ann")]
     ada = await any_house.logged_in("ada")
-    olga = await any_house.admin.show_person("olga")
+    olga = await any_house.admin.people.show("olga")
     page = f"/console/people/{olga.person_id}"
-    listed = (await any_house.admin.page_sessions(person="olga")).rows
+    listed = (await any_house.admin.person_sessions.page(person="olga")).rows
     oldest = min(listed, key=lambda each: (each.created_us, each.session_id)).session_id
     shown = (await ada.get(page)).text
     assert all(f'name="session" value="{each.session_id}"' in shown for each in listed)
@@ -616,13 +617,13 @@ async def test_an_owner_ends_one_session_of_another_person_and_no_other(any_hous
     end = {"act": "end_session", "session": oldest}
     wrong = await ada.send(page, **end, session_password="wrong")
     assert (wrong.status_code, error_of(wrong, "session_password")) == (403, "This is not your password.")
-    [of_ann] = (await any_house.admin.page_sessions(person="ann")).rows
+    [of_ann] = (await any_house.admin.person_sessions.page(person="ann")).rows
     other = await ada.send(page, act="end_session", session=of_ann.session_id, session_password=PASSWORD)
     assert (other.status_code, "No such session" in other.text) == (422, True), other.text
     done = await ada.send(page, **end, session_password=PASSWORD)
     assert (done.status_code, done.headers["location"]) == (303, f"{page}?done=end_session")
     assert "The session has ended." in (await ada.get(done.headers["location"])).text
-    left = {each.session_id for each in (await any_house.admin.page_sessions(person="olga")).rows}
+    left = {each.session_id for each in (await any_house.admin.person_sessions.page(person="olga")).rows}
     assert left == {each.session_id for each in listed} - {oldest}
     assert sorted([await any_house.is_in(first), await any_house.is_in(second)]) == [False, True]
     assert await any_house.is_in(ann)
@@ -630,7 +631,7 @@ async def test_an_owner_ends_one_session_of_another_person_and_no_other(any_hous
 
 async def test_a_page_of_a_person_that_was_changed_meanwhile_changes_nothing(house: House) -> None:
     for name in ("acme", "zeta"):
-        await house.admin.create_tenant(ACTOR, TenantCreate(name=name))
+        await house.admin.tenants.create(ACTOR, TenantCreate(name=name))
     await house.deps.directory.refresh()
     await house.person("ada")
     bo = await house.person("bo", "member", ["acme"])
@@ -641,13 +642,13 @@ async def test_a_page_of_a_person_that_was_changed_meanwhile_changes_nothing(hou
     form = {"act": "role", "role": "member", "tenants": "acme", "etag": seen}
     wrong = await browser.send(page, **form, password="wrong")
     assert f'name="etag" value="{seen}"' in wrong.text
-    await house.admin.change_person(ACTOR, "bo", PersonChange(tenants=["zeta"]))
+    await house.admin.people.change(ACTOR, "bo", PersonChange(tenants=["zeta"]))
     stale = await browser.send(page, **form, password=PASSWORD)
     assert (stale.status_code, "was changed after you opened the page" in stale.text) == (412, True)
     assert 'value="zeta"' in stale.text, "what is there now"
     [fresh] = re.findall(r'name="etag" value="([^"]+)"', stale.text)
     assert (await browser.send(page, **form | {"etag": fresh}, password=PASSWORD)).status_code == 303
-    [tenant_id] = (await house.admin.show_person("bo")).tenants
+    [tenant_id] = (await house.admin.people.show("bo")).tenants
     assert tenant_id == next(iter(bo.tenants))
 
 

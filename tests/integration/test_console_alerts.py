@@ -26,9 +26,9 @@ async def house(sqlite_url: str, pepper: bytes) -> AsyncIterator[House]:
 
 
 async def test_a_member_has_webhooks_of_the_own_tenant_and_sees_its_alerts_alone(house: House) -> None:
-    own = await house.admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    other = await house.admin.create_tenant(ACTOR, TenantCreate(name="other"))
-    of_platform, _ = await house.admin.add_webhook(ACTOR, WebhookAdd(url=URL))
+    own = await house.admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+    other = await house.admin.tenants.create(ACTOR, TenantCreate(name="other"))
+    of_platform, _ = await house.admin.webhooks.add(ACTOR, WebhookAdd(url=URL))
     found = [
         Condition(kinds.KEY_EXPIRES, "key_1", "the key of acme expires", own.tenant_id),
         Condition(kinds.KEY_EXPIRES, "key_2", "the key of other expires", other.tenant_id),
@@ -60,7 +60,7 @@ async def test_a_member_has_webhooks_of_the_own_tenant_and_sees_its_alerts_alone
     made = await member.send(PAGE, FORM, url=URL, tenant="acme", subjects="limit.soft, key.expires")
     secret = re.search(r'value="(whsec_[^"]+)"', made.text)
     assert secret, made.text
-    [webhook] = await house.admin.list_webhooks({own.tenant_id})
+    [webhook] = await house.admin.webhooks.all({own.tenant_id})
     assert webhook.subjects == ("limit.soft", "key.expires")
 
     one = f"{FORM}/{webhook.webhook_id}"
@@ -80,7 +80,7 @@ async def test_a_member_has_webhooks_of_the_own_tenant_and_sees_its_alerts_alone
     assert "the key of other expires" in (await auditor.get(PAGE)).text
     gone = await member.send(f"{one}/remove")
     assert gone.headers["location"] == f"{PAGE}?done=removed"
-    assert await house.admin.list_webhooks({own.tenant_id}) == []
+    assert await house.admin.webhooks.all({own.tenant_id}) == []
     rows = await audited(house.admin, act="webhook", actor="person")
     assert [each.action for each in rows] == ["webhook.add", "webhook.test", "webhook.remove"]
 
@@ -91,5 +91,5 @@ async def test_an_owner_adds_one_of_the_platform(house: House) -> None:
     assert "Nothing fires" in (await owner.get(PAGE)).text
     made = await owner.send(PAGE, FORM, url=URL, tenant="", subjects="")
     assert "whsec_" in made.text
-    [webhook] = await house.admin.list_webhooks()
+    [webhook] = await house.admin.webhooks.all()
     assert (webhook.tenant_id, webhook.by) == ("", "person:ada")

@@ -78,14 +78,14 @@ async def test_an_ended_session_leads_to_the_log_in_and_back_to_what_was_typed(h
         assert sent.status_code < 500, sent.text
         assert "This form cannot be taken" not in sent.text
         assert sent.headers.get("location", "").partition("?")[0] != "/console/log-in"
-    assert await house.admin.page_tenants() == Page([], None)
+    assert await house.admin.tenants.page() == Page([], None)
 
 
 async def test_a_form_of_an_ended_session_is_sent_by_its_person_alone(house: House) -> None:
     await house.person("ada")
     browser = await house.logged_in("ada")
     token = await browser.token("/console/tenants")
-    await house.admin.end_sessions(ACTOR, "ada")
+    await house.admin.people.end_sessions(ACTOR, "ada")
     fields = {"name": "acme", "weight": "2", "default_tier": "standard", "tier_standard": "yes"}
     fields |= {"on_low_budget": "refuse", "reserved_tokens_per_s": "0", "reserved_tier": "all"}
     page = await browser.http.post("/console/tenants", data={"form_token": token} | fields)
@@ -99,10 +99,10 @@ async def test_a_form_of_an_ended_session_is_sent_by_its_person_alone(house: Hou
     away = await house.browser().log_in("ada", unsent=forged)
     assert (away.status_code, away.headers["location"]) == (303, "/console")
     asked = await browser.http.post("/console/log-in", data=answers)
-    assert (await house.admin.page_tenants()).rows == []
+    assert (await house.admin.tenants.page()).rows == []
     made = await browser.http.post("/console/tenants", data=hidden(asked))
     assert (made.status_code, made.headers["location"]) == (303, "/console/tenants/acme?done=made")
-    assert (await house.admin.show_tenant("acme")).tenant.weight == 2.0
+    assert (await house.admin.tenants.show("acme")).tenant.weight == 2.0
     long = {"form_token": "", "name": "é" * 10_700}
     too_long = await house.browser().http.post("/console/tenants", data=long)
     assert (too_long.status_code, "too long to be kept" in too_long.text) == (401, True)
@@ -113,12 +113,12 @@ TAG = re.compile(r'name="etag" value="([^"]+)"')
 
 async def with_key(house: House, **wanted: Any) -> ApiKey:
     """A tenant with a key, and a person of each role."""
-    await house.admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    await house.admin.create_tenant(ACTOR, TenantCreate(name="other"))
+    await house.admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+    await house.admin.tenants.create(ACTOR, TenantCreate(name="other"))
     for role in ("owner", "operator", "auditor"):
         await house.person(role, role)
     await house.person("member", "member", ["acme"])
-    made, _ = await house.admin.create_key(ACTOR, KeyCreate(tenant="acme", **wanted))
+    made, _ = await house.admin.keys.create(ACTOR, KeyCreate(tenant="acme", **wanted))
     return made
 
 
@@ -134,7 +134,7 @@ async def test_of_two_edits_of_a_key_one_wins_and_the_other_sees_both_states(hou
     assert won.status_code == 303, won.text
     page = await here.get(won.headers["location"])
     assert "The change is stored." in page.text
-    stored = await house.admin.show_key(made.key_id)
+    stored = await house.admin.keys.show(made.key_id)
     assert (stored.name, stored.models, stored.default_tier) == ("web", frozenset({"m", "n"}), Tier.BATCH)
     assert (stored.scopes, stored.tiers) == (frozenset({"inference", "usage:read"}), frozenset({Tier.BATCH}))
     assert stored.as_json()["expires_at"] == f"{day}T00:00:00+00:00"
@@ -147,24 +147,24 @@ async def test_of_two_edits_of_a_key_one_wins_and_the_other_sees_both_states(hou
     assert (lost.status_code, CHANGED_MEANWHILE in lost.text) == (412, True)
     assert re.search(r"<td>Name</td><td[^>]*>web</td><td[^>]*>mine</td>", lost.text)
     assert 'value="mine"' in lost.text
-    assert await house.admin.show_key(made.key_id) == stored
+    assert await house.admin.keys.show(made.key_id) == stored
     [now] = set(TAG.findall(lost.text))
     again = await there.send(form, etag=now, name="mine", scope_inference="yes")
     assert again.status_code == 303
-    after = await house.admin.show_key(made.key_id)
+    after = await house.admin.keys.show(made.key_id)
     assert (after.name, after.models, after.tiers, after.expires_at) == ("mine", None, None, None)
     # Sent as it is it changes nothing, also where the tenant has narrowed since what the key may do.
     page = await here.get(form)
     boxes = dict.fromkeys(re.findall(r'name="(\w+)" value="yes" checked', page.text), "yes")
     typed = dict(re.findall(r'name="(name|models|ends|allow_from)" type="text" value="([^"]*)"', page.text))
     same = await here.send(form, etag=TAG.findall(page.text)[0], default_tier="", **typed, **boxes)
-    assert (same.status_code, await house.admin.show_key(made.key_id)) == (303, after)
+    assert (same.status_code, await house.admin.keys.show(made.key_id)) == (303, after)
 
 
 async def test_nobody_becomes_an_owner_by_the_form_of_a_key(house: House) -> None:
     made = await with_key(house)
-    strong, _ = await house.admin.create_key(ACTOR, KeyCreate(tenant="acme", scopes=["admin:read"]))
-    foreign, _ = await house.admin.create_key(ACTOR, KeyCreate(tenant="other"))
+    strong, _ = await house.admin.keys.create(ACTOR, KeyCreate(tenant="acme", scopes=["admin:read"]))
+    foreign, _ = await house.admin.keys.create(ACTOR, KeyCreate(tenant="other"))
     for name in ("member", "operator"):
         person = await house.logged_in(name)
         form = f"/console/tenants/acme/keys/{made.key_id}/change"
@@ -185,12 +185,12 @@ async def test_nobody_becomes_an_owner_by_the_form_of_a_key(house: House) -> Non
     assert (await member.get(other.replace("other", "acme"))).status_code == 404
     assert (await auditor.get(form)).status_code == 403
     for key in (made, strong, foreign):
-        assert await house.admin.show_key(key.key_id) == key
+        assert await house.admin.keys.show(key.key_id) == key
 
 
 async def test_labels_of_a_tenant_are_lines_and_kept_where_they_are_not_touched(house: House) -> None:
     await with_key(house)
-    await house.admin.update_tenant(
+    await house.admin.tenants.update(
         ACTOR, "acme", TenantChange(labels={"team": ["a, b", "c=d"], "old": ["x"]})
     )
     operator, form = await house.logged_in("operator"), "/console/tenants/acme/change"
@@ -202,24 +202,24 @@ async def test_labels_of_a_tenant_are_lines_and_kept_where_they_are_not_touched(
     wrong = await operator.send(form, etag=TAG.findall(page.text)[0], labels="team=a\nno label", **fields)
     assert "Line 2: &#39;no label&#39; is not LABEL=VALUE." in error_of(wrong, "labels")
     assert "team=a\nno label</textarea>" in wrong.text
-    assert (await house.admin.show_tenant("acme")).tenant.labels == {"team": ("a, b", "c=d"), "old": ("x",)}
+    assert (await house.admin.tenants.show("acme")).tenant.labels == {"team": ("a, b", "c=d"), "old": ("x",)}
     done = await operator.send(form, etag=TAG.findall(page.text)[0], labels=lines, **fields)
     assert done.status_code == 303, done.text
-    stored = (await house.admin.show_tenant("acme")).tenant
+    stored = (await house.admin.tenants.show("acme")).tenant
     assert stored.labels == {"team": ("a, b",), "env": ("<b>", "prod")}
 
 
 async def test_a_role_that_is_saved_as_it_was_ends_no_session(house: House) -> None:
     await with_key(house)
     owner, member = await house.logged_in("owner"), await house.logged_in("member")
-    bo = await house.admin.show_person("member")
+    bo = await house.admin.people.show("member")
     page = f"/console/people/{bo.person_id}"
     [tag] = TAG.findall((await owner.get(page)).text)
     fields = {"act": "role", "role": "member", "etag": tag, "password": PASSWORD}
     same = await owner.send(page, **fields, tenants="acme")
     assert (same.status_code, same.headers["location"]) == (303, f"{page}?done=unchanged")
     assert "no session has ended" in (await owner.get(same.headers["location"])).text
-    assert (await house.is_in(member), await house.admin.show_person("member")) == (True, bo)
+    assert (await house.is_in(member), await house.admin.people.show("member")) == (True, bo)
     other = await owner.send(page, **fields, tenants="acme, other")
     assert other.headers["location"] == f"{page}?done=role"
     assert not await house.is_in(member)

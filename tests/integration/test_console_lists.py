@@ -13,6 +13,7 @@ from pathlib import Path
 from sqlalchemy import select
 
 from tenants.admin.admin import Admin
+from tenants.admin.transaction import Transactions
 from tenants.people.person import PersonInvite
 from tenants.storage.database import create_sql_engine, open_database
 from tenants.storage.tables import audit
@@ -36,7 +37,9 @@ async def owner_on(url: str, data_dir: Path) -> AsyncIterator[Browser]:
     engine.dispose()
     async with gateway_app(url, data_dir, follows=False) as client:
         database = open_database(url)
-        _, token = await Admin(database, PEPPER).invite_person("test", PersonInvite(name="ada", role="owner"))
+        _, token = await Admin(Transactions(database, PEPPER)).people.invite(
+            "test", PersonInvite(name="ada", role="owner")
+        )
         await database.close()
         app = client._transport.app  # type: ignore[attr-defined]
         async with Browser(app) as browser:

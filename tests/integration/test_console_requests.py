@@ -18,8 +18,7 @@ import pytest
 from sqlalchemy import text
 
 from gateway import errors
-from gateway.console import csv_file
-from gateway.console.pages.requests import record_list
+from gateway.console import csv_file, resource_pages
 from gateway.console.pages.requests.ways_out import WAYS_OUT
 from gateway.console.pages.tenants import hygiene, tenants
 from gateway.errors import Lacked
@@ -27,6 +26,7 @@ from gateway.metrics.registry import Metrics
 from gateway.records.refusal_recorder import RefusalRecorder
 from ops.sandbox.page_reader import ConsolePage, parse_page
 from tenants.admin.admin import Admin
+from tenants.admin.transaction import Transactions
 from tenants.counts import calibration
 from tenants.counts import refusal_store as refusals
 from tenants.counts.calibration import CalibrationKey, KeptCount
@@ -155,7 +155,7 @@ async def test_the_page_says_how_many_are_new(pages: Pages, monkeypatch: pytest.
     assert await pages.get(path) == ""
     assert await pages.get("/console/requests/new?tenant=t1&tier=batch") == "18 new"
     with monkeypatch.context() as patch:
-        patch.setattr(record_list, "MOST_NEW", 7)
+        patch.setattr(resource_pages, "MOST_NEW", 7)
         assert await pages.get("/console/requests/new") == "More than 7 new"
     today = datetime.now(UTC).date()
     since, until = today - timedelta(days=60), today + timedelta(days=2)
@@ -232,7 +232,7 @@ async def test_each_list_is_a_file_of_all_its_rows_and_exact(
             assert [row[name] for row in rows] == wanted, f"{path}: {name}"
         with monkeypatch.context() as patch:
             patch.setattr(csv_file, "FILE_PAGES", 1)
-            for module in (record_list, resource_pages, tenants, hygiene):
+            for module in (resource_pages, tenants, hygiene):
                 patch.setattr(module, "MAX_PAGE", -(-len(told) // 2))
             assert await file_of(pages, path) == (rows, 2), path
     page = await pages.get("/console/slo/misses.csv?from=2026-01-02&to=2026-01-01", status=400)
@@ -406,7 +406,7 @@ async def test_a_tenant_called_like_a_script_is_shown_as_text(sqlite_url: str, t
     async with opened(sqlite_url, tmp_path / "data") as pages:
         database = open_database(sqlite_url)
         await database.write(lambda connection: connection.execute(RENAMED, {"name": odd}))
-        assert (await Admin(database, PEPPER).show_tenant("ten_1")).tenant.name == odd
+        assert (await Admin(Transactions(database, PEPPER)).tenants.show("ten_1")).tenant.name == odd
         await database.close()
         for path in ("/console/requests", "/console/requests/req_25", "/console/refusals", "/console/slo",
                      "/console/slo/misses"):  # fmt: skip

@@ -43,7 +43,7 @@ async def house(database_url: str, pepper: bytes) -> AsyncIterator[House]:
     """Two gateways on each kind of database, with two tenants and a person of each role."""
     async with house_on(database_url, pepper) as made:
         for name in ("acme", "other"):
-            await made.admin.create_tenant(ACTOR, TenantCreate(name=name))
+            await made.admin.tenants.create(ACTOR, TenantCreate(name=name))
         for role in ("owner", "operator", "auditor"):
             await made.person(role, role)
         await made.person("member", "member", ["acme"])
@@ -100,7 +100,7 @@ async def test_a_tenant_with_a_limit_and_a_key_is_made_by_forms(house: House) ->
     assert secret not in listed.text
     assert "backend" in said(listed)
     assert "tenant: 1,000,000 tokens a day (UTC)" in said(listed)
-    audit = (await house.admin.read_audit(AuditQuery(act="key.create"))).rows
+    audit = (await house.admin.audit.read(AuditQuery(act="key.create"))).rows
     assert audit[0].actor == "person:owner"
     assert secret not in repr(audit)
 
@@ -123,25 +123,25 @@ async def test_of_two_edits_through_two_gateways_one_wins_and_the_other_sees_bot
     assert CHANGED_MEANWHILE in said(lost)
     assert "Weight 3 7" in said(lost)
     assert 'name="weight" type="text" value="7"' in lost.text
-    stored = (await house.admin.show_tenant("acme")).tenant
+    stored = (await house.admin.tenants.show("acme")).tenant
     assert (stored.weight, len(stored.tiers)) == (3.0, 2)
     [new_tag] = re.findall(r'name="etag" value="([^"]+)"', lost.text)
     await followed(there, await there.send(form, etag=new_tag, **(TENANT | {"weight": "7"})))
-    assert (await house.admin.show_tenant("acme")).tenant.weight == 7.0
+    assert (await house.admin.tenants.show("acme")).tenant.weight == 7.0
     none = await here.send(form, **TENANT)
     assert none.status_code == 412
-    assert (await house.admin.show_tenant("acme")).tenant.weight == 7.0
+    assert (await house.admin.tenants.show("acme")).tenant.weight == 7.0
 
 
 async def test_a_member_helps_himself_below_the_own_tenant_and_nowhere_else(house: House) -> None:
     admin = house.admin
-    foreign, _ = await admin.create_key(ACTOR, KeyCreate(tenant="other"))
-    own, _ = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
-    strong, _ = await admin.create_key(ACTOR, KeyCreate(tenant="acme", scopes=["admin:write"]))
-    foreign_limit = await admin.set_limit(
+    foreign, _ = await admin.keys.create(ACTOR, KeyCreate(tenant="other"))
+    own, _ = await admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
+    strong, _ = await admin.keys.create(ACTOR, KeyCreate(tenant="acme", scopes=["admin:write"]))
+    foreign_limit = await admin.limits.set(
         ACTOR, LimitSet(tenant="other", key=foreign.key_id, meter="requests", window="day", amount=5)
     )
-    tenants_limit = await admin.set_limit(
+    tenants_limit = await admin.limits.set(
         ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=5)
     )
     await house.deps.directory.refresh()
@@ -179,7 +179,7 @@ async def test_a_member_helps_himself_below_the_own_tenant_and_nowhere_else(hous
     for act in ("rotate", "revoke"):
         crossed = await member.send(keys, f"{path}/{act}", etag=etag_of(foreign.as_json()), grace_h="0")
         assert (crossed.status_code, crossed.text.count("fg_live_")) == (404, 0)
-    assert await admin.show_key(foreign.key_id) == foreign
+    assert await admin.keys.show(foreign.key_id) == foreign
 
     limits = "/console/tenants/acme/limits"
     path, tag = f"{limits}/{foreign_limit.limit_id}", etag_of(limit_as_json(foreign_limit))
@@ -187,7 +187,7 @@ async def test_a_member_helps_himself_below_the_own_tenant_and_nowhere_else(hous
         typed = {"amount": "9", "override_amount": "9", "for_h": "1", "reason": "x", "mode": "hard"}
         assert (await member.send(limits, path, etag=tag, act=act, **typed)).status_code == 404
     assert (await member.send(limits, f"{path}/remove", etag=tag)).status_code == 404
-    assert (await admin.show_limit(foreign_limit.limit_id)).limit == foreign_limit
+    assert (await admin.limits.show(foreign_limit.limit_id)).limit == foreign_limit
     refused = await member.send(limits, **LIMIT)
     assert (refused.status_code, "Your role does not allow this" in refused.text) == (403, True)
     await followed(member, await member.send(limits, **(LIMIT | {"on": "key", "subject": own.key_id})))
@@ -197,13 +197,13 @@ async def test_a_member_helps_himself_below_the_own_tenant_and_nowhere_else(hous
     assert refused.status_code == 403
     refused = await member.send(limits, f"{limits}/{tenants_limit.limit_id}/remove")
     assert refused.status_code == 403
-    assert (await admin.show_limit(tenants_limit.limit_id)).limit.amount == 5
-    assert {each.limit.kind.value for each in (await admin.page_limits("acme")).rows} == {"tenant", "key"}
+    assert (await admin.limits.show(tenants_limit.limit_id)).limit.amount == 5
+    assert {each.limit.kind.value for each in (await admin.limits.page("acme")).rows} == {"tenant", "key"}
 
 
 async def test_an_auditor_sees_every_page_and_no_form(house: House) -> None:
-    key, _ = await house.admin.create_key(ACTOR, KeyCreate(tenant="acme"))
-    limit = await house.admin.set_limit(
+    key, _ = await house.admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
+    limit = await house.admin.limits.set(
         ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=5)
     )
     auditor = await house.logged_in("auditor")
@@ -226,31 +226,31 @@ async def test_a_suspension_says_what_it_does_and_asks_once(house: House) -> Non
     asked = await owner.get("/console/tenants/acme/suspend")
     assert "Suspend acme?" in said(asked)
     assert "Now there are 0 running and 0 waiting requests." in said(asked)
-    assert (await house.admin.show_tenant("acme")).tenant.status == "active"
+    assert (await house.admin.tenants.show("acme")).tenant.status == "active"
     page = await followed(owner, await owner.send("/console/tenants/acme/suspend"))
     assert "its keys are refused" in said(page)
-    assert (await house.admin.show_tenant("acme")).tenant.status == "suspended"
+    assert (await house.admin.tenants.show("acme")).tenant.status == "suspended"
     await followed(owner, await owner.send("/console/tenants/acme", "/console/tenants/acme/resume"))
-    assert (await house.admin.show_tenant("acme")).tenant.status == "active"
+    assert (await house.admin.tenants.show("acme")).tenant.status == "active"
 
     made = await followed(owner, await owner.send("/console/tenants/acme/projects", name="search"))
     assert "search" in said(made)
-    project = await house.admin.show_project("search", "acme")
+    project = await house.admin.projects.show("search", "acme")
     path = f"/console/tenants/acme/projects/{project.project_id}/suspend"
     assert "end what runs?" in said(await owner.get(f"{path}?now=yes"))
     await followed(owner, await owner.send(path))
-    assert (await house.admin.show_project("search", "acme")).status == "suspended"
-    foreign = await house.admin.show_project("default", "other")
+    assert (await house.admin.projects.show("search", "acme")).status == "suspended"
+    foreign = await house.admin.projects.show("default", "other")
     crossed = await owner.get(f"/console/tenants/acme/projects/{foreign.project_id}/suspend")
     assert crossed.status_code == 404
 
 
 async def test_a_key_under_a_capped_tenant_is_never_called_unlimited(house: House) -> None:
     admin = house.admin
-    key, _ = await admin.create_key(ACTOR, KeyCreate(tenant="acme", name="plain"))
-    free, _ = await admin.create_key(ACTOR, KeyCreate(tenant="other", name="free"))
-    await admin.create_project(ACTOR, ProjectCreate(tenant="acme", name="search"))
-    await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="total_tokens", window="day", amount=1_000))
+    key, _ = await admin.keys.create(ACTOR, KeyCreate(tenant="acme", name="plain"))
+    free, _ = await admin.keys.create(ACTOR, KeyCreate(tenant="other", name="free"))
+    await admin.projects.create(ACTOR, ProjectCreate(tenant="acme", name="search"))
+    await admin.limits.set(ACTOR, LimitSet(tenant="acme", meter="total_tokens", window="day", amount=1_000))
     await house.deps.directory.refresh()
     owner = await house.logged_in("owner")
     page = said(await owner.get(f"/console/tenants/acme/keys/{key.key_id}"))
@@ -260,7 +260,7 @@ async def test_a_key_under_a_capped_tenant_is_never_called_unlimited(house: Hous
     page = said(await owner.get(f"/console/tenants/other/keys/{free.key_id}"))
     assert "it is unlimited" in page
     # A limit on all tenants together binds it as well; a tenant's people do not read its numbers.
-    await admin.set_limit(ACTOR, LimitSet(platform=True, meter="requests", window="day", amount=777))
+    await admin.limits.set(ACTOR, LimitSet(platform=True, meter="requests", window="day", amount=777))
     await house.deps.directory.refresh()
     page = said(await owner.get(f"/console/tenants/other/keys/{free.key_id}"))
     assert "all tenants together binds first 777 requests a day (UTC)" in page
@@ -274,12 +274,12 @@ async def test_keys_are_found_by_what_deserves_a_look(house: House) -> None:
     admin, now = house.admin, house.clock()
     for name, days in (("endless", None), ("ending", 1), ("idle", 90), ("used", 90)):
         expires_in_s = None if days is None else days * 86_400.0
-        await admin.create_key(ACTOR, KeyCreate(tenant="acme", name=name, expires_in_s=expires_in_s))
-    await admin.create_key(ACTOR, KeyCreate(tenant="other", name="capped"))
-    gone, _ = await admin.create_key(ACTOR, KeyCreate(tenant="other", name="gone"))
-    await admin.revoke_key(ACTOR, gone.key_id)
-    await admin.set_limit(ACTOR, LimitSet(tenant="other", meter="requests", window="day", amount=5))
-    by_name = {key.name: key for key in await admin.list_keys()}
+        await admin.keys.create(ACTOR, KeyCreate(tenant="acme", name=name, expires_in_s=expires_in_s))
+    await admin.keys.create(ACTOR, KeyCreate(tenant="other", name="capped"))
+    gone, _ = await admin.keys.create(ACTOR, KeyCreate(tenant="other", name="gone"))
+    await admin.keys.revoke(ACTOR, gone.key_id)
+    await admin.limits.set(ACTOR, LimitSet(tenant="other", meter="requests", window="day", amount=5))
+    by_name = {key.name: key for key in await admin.keys.all()}
     uses = {"idle": now - 40 * 86_400, "used": now - 60}
     rows = [{"key_id": by_name[name].key_id, "last_us": round(at_s * 1e6)} for name, at_s in uses.items()]
     await house.deps.database.write(lambda connection: connection.execute(key_uses.insert(), rows))
@@ -302,7 +302,7 @@ async def test_keys_are_found_by_what_deserves_a_look(house: House) -> None:
 
 
 async def test_rotation_shows_a_secret_once_and_revocation_asks(house: House) -> None:
-    key, old = await house.admin.create_key(ACTOR, KeyCreate(tenant="acme", name="k"))
+    key, old = await house.admin.keys.create(ACTOR, KeyCreate(tenant="acme", name="k"))
     member = await house.logged_in("member")
     path = f"/console/tenants/acme/keys/{key.key_id}"
     [tag] = re.findall(r'name="etag" value="([^"]+)"', (await member.get(path)).text)
@@ -324,7 +324,7 @@ async def test_rotation_shows_a_secret_once_and_revocation_asks(house: House) ->
 
 async def test_a_limit_is_changed_overridden_and_removed_by_forms(house: House) -> None:
     admin = house.admin
-    limit = await admin.set_limit(
+    limit = await admin.limits.set(
         ACTOR, LimitSet(tenant="acme", meter=Meter.COST_NANOUSD, window="month", amount=5_500_000_000)
     )
     await house.deps.directory.refresh()
@@ -339,12 +339,12 @@ async def test_a_limit_is_changed_overridden_and_removed_by_forms(house: House) 
     old = await tag()
     changed = {"etag": old, "act": "changed", "amount": "7.25", "mode": "hard"}
     await followed(operator, await operator.send(path, **changed))
-    assert (await admin.show_limit(limit.limit_id)).limit.amount == 7_250_000_000
+    assert (await admin.limits.show(limit.limit_id)).limit.amount == 7_250_000_000
     late = await operator.send(path, **(changed | {"amount": "9"}))
     assert late.status_code == 412
     assert "Stored now: 7.25, hard" in said(late)
     assert 'value="9"' in late.text
-    assert (await admin.show_limit(limit.limit_id)).limit.amount == 7_250_000_000
+    assert (await admin.limits.show(limit.limit_id)).limit.amount == 7_250_000_000
     override = {"etag": await tag(), "act": "overridden", "override_amount": "20", "for_h": "0"}
     wrong = await operator.send(path, **override, reason="launch")
     assert (wrong.status_code, bool(error_of(wrong, "for_h"))) == (422, True)
@@ -359,17 +359,17 @@ async def test_a_limit_is_changed_overridden_and_removed_by_forms(house: House) 
     asked = said(await operator.get(f"{path}/remove"))
     assert "Remove the limit of $7.25 cost a month (UTC) on tenant acme?" in asked
     [asked_tag] = re.findall(r'name="etag" value="([^"]+)"', (await operator.get(f"{path}/remove")).text)
-    await admin.override_limit(ACTOR, limit.limit_id, LimitOverride(amount=1, reason="x", for_s=60.0))
+    await admin.limits.override(ACTOR, limit.limit_id, LimitOverride(amount=1, reason="x", for_s=60.0))
     assert (await operator.send(f"{path}/remove", etag=asked_tag)).status_code == 412
     [asked_tag] = re.findall(r'name="etag" value="([^"]+)"', (await operator.get(f"{path}/remove")).text)
     page = await followed(operator, await operator.send(f"{path}/remove", etag=asked_tag))
     assert "The limit is removed." in said(page)
-    assert (await admin.page_limits("acme")).rows == []
+    assert (await admin.limits.page("acme")).rows == []
 
 
 async def test_tenants_are_searched_by_name_in_pages(house: House) -> None:
     for number in range(60):
-        await house.admin.create_tenant(ACTOR, TenantCreate(name=f"Team_{number:02}"))
+        await house.admin.tenants.create(ACTOR, TenantCreate(name=f"Team_{number:02}"))
     auditor = await house.logged_in("auditor")
     names, path, pages = [], "/console/tenants?search=team_", 0
     while path:
@@ -387,8 +387,8 @@ async def test_tenants_are_searched_by_name_in_pages(house: House) -> None:
 
 async def test_the_projection_goes_by_the_last_weeks_hour_of_the_week(house: House) -> None:
     limit = LimitSet(tenant="acme", meter="total_tokens", window="day", amount=25)
-    await house.admin.set_limit(ACTOR, limit)
-    tenant_id = (await house.admin.show_tenant("acme")).tenant.tenant_id
+    await house.admin.limits.set(ACTOR, limit)
+    tenant_id = (await house.admin.tenants.show("acme")).tenant.tenant_id
     house.clock.advance((4 * WEEK_HOURS + 1) * 3_600)  # whole weeks after the hour of its making
     await house.deps.directory.refresh()
     this_hour_us = round(house.clock() * 1e6) // HOUR_US * HOUR_US
@@ -419,12 +419,12 @@ async def test_a_page_costs_as_many_statements_for_many_rows_as_for_few(house: H
     admin = house.admin
 
     async def more(number: int) -> None:
-        await admin.create_tenant(ACTOR, TenantCreate(name=f"t{number}"))
-        await admin.create_project(ACTOR, ProjectCreate(tenant="acme", name=f"p{number}"))
-        key, _ = await admin.create_key(ACTOR, KeyCreate(tenant="acme", project=f"p{number}"))
+        await admin.tenants.create(ACTOR, TenantCreate(name=f"t{number}"))
+        await admin.projects.create(ACTOR, ProjectCreate(tenant="acme", name=f"p{number}"))
+        key, _ = await admin.keys.create(ACTOR, KeyCreate(tenant="acme", project=f"p{number}"))
         for subject in ({"key": key.key_id}, {"project": f"p{number}"}):
             amount = {"meter": "requests", "window": "day", "amount": 5}
-            await admin.set_limit(ACTOR, LimitSet(tenant="acme", **subject, **amount))  # type: ignore[arg-type]
+            await admin.limits.set(ACTOR, LimitSet(tenant="acme", **subject, **amount))  # type: ignore[arg-type]
 
     here = "/console/tenants/acme"
     await more(0)

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, text
 from migrations import runner
 from tenants.admin.admin import Admin
 from tenants.admin.commands import KeyCreate, LimitSet, ProjectCreate, TenantChange, TenantCreate
+from tenants.admin.transaction import Transactions
 from tenants.directory import queries
 from tenants.directory.directory import LOOK_AGAIN_EVERY_S, POLL_INTERVAL_S, Directory
 from tenants.directory.keys import new_key
@@ -31,35 +32,35 @@ def reason(directory: Directory, secret: str, now_s: float = NOON_S) -> str:
 
 
 async def test_a_principal_is_everything_on_the_keys_path(admin: Admin, directory: Directory) -> None:
-    tenant = await admin.create_tenant(
+    tenant = await admin.tenants.create(
         ACTOR, TenantCreate(name="acme", weight=2.5, tier="interactive"), models=["small", "large"]
     )
-    await admin.create_tenant(ACTOR, TenantCreate(name="globex"))
-    blue = await admin.create_project(ACTOR, ProjectCreate(tenant="acme", name="blue"))
-    red = await admin.create_project(ACTOR, ProjectCreate(tenant="acme", name="red"))
-    key, secret = await admin.create_key(
+    await admin.tenants.create(ACTOR, TenantCreate(name="globex"))
+    blue = await admin.projects.create(ACTOR, ProjectCreate(tenant="acme", name="blue"))
+    red = await admin.projects.create(ACTOR, ProjectCreate(tenant="acme", name="red"))
+    key, secret = await admin.keys.create(
         ACTOR,
         KeyCreate(
             tenant="acme", project="blue", scopes=["inference"], models=["small"], tiers=["batch", "standard"]
         ),
     )
-    other, _ = await admin.create_key(ACTOR, KeyCreate(tenant="acme", project="red"))
-    on_tenant = await admin.set_limit(
+    other, _ = await admin.keys.create(ACTOR, KeyCreate(tenant="acme", project="red"))
+    on_tenant = await admin.limits.set(
         ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=1)
     )
-    on_project = await admin.set_limit(
+    on_project = await admin.limits.set(
         ACTOR, LimitSet(tenant="acme", project="blue", meter="requests", window="day", amount=1)
     )
-    on_key = await admin.set_limit(
+    on_key = await admin.limits.set(
         ACTOR, LimitSet(tenant="acme", key=key.key_id, meter="requests", window="day", amount=1, tier="batch")
     )
-    await admin.set_limit(
+    await admin.limits.set(
         ACTOR, LimitSet(tenant="acme", project=red.project_id, meter="requests", window="day", amount=1)
     )
-    await admin.set_limit(
+    await admin.limits.set(
         ACTOR, LimitSet(tenant="acme", key=other.key_id, meter="requests", window="day", amount=1)
     )
-    await admin.set_limit(ACTOR, LimitSet(tenant="globex", meter="requests", window="day", amount=1))
+    await admin.limits.set(ACTOR, LimitSet(tenant="globex", meter="requests", window="day", amount=1))
     await directory.refresh()
     principal = directory.authenticate(secret, NOON_S)
     assert principal == Principal(
@@ -84,26 +85,28 @@ async def test_a_principal_is_everything_on_the_keys_path(admin: Admin, director
 
 
 async def test_what_a_tenant_may_not_do_its_keys_may_not_do(admin: Admin, directory: Directory) -> None:
-    await admin.create_tenant(ACTOR, TenantCreate(name="acme", tier="interactive"), models=["small", "large"])
-    _, secret = await admin.create_key(
+    await admin.tenants.create(
+        ACTOR, TenantCreate(name="acme", tier="interactive"), models=["small", "large"]
+    )
+    _, secret = await admin.keys.create(
         ACTOR, KeyCreate(tenant="acme", models=["large"], tiers=["interactive", "batch"])
     )
-    _, free = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
-    await admin.update_tenant(ACTOR, "acme", TenantChange(tier="standard", models=["small"]))
+    _, free = await admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
+    await admin.tenants.update(ACTOR, "acme", TenantChange(tier="standard", models=["small"]))
     await directory.refresh()
     assert directory.authenticate(secret, NOON_S).tiers == {Tier.BATCH}
     assert directory.authenticate(secret, NOON_S).models == frozenset()
     assert directory.authenticate(free, NOON_S).models == {"small"}
     assert directory.authenticate(free, NOON_S).default_tier is Tier.STANDARD
-    await admin.update_tenant(ACTOR, "acme", TenantChange(tiers=["standard"]))
+    await admin.tenants.update(ACTOR, "acme", TenantChange(tiers=["standard"]))
     await directory.refresh()
     assert reason(directory, secret) == "no_tier"
 
 
 async def test_each_reason_for_a_refusal(admin: Admin, directory: Directory, pepper: bytes) -> None:
-    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    await admin.create_project(ACTOR, ProjectCreate(tenant="acme", name="blue"))
-    key, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme", project="blue", expires_in_s=60))
+    await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+    await admin.projects.create(ACTOR, ProjectCreate(tenant="acme", name="blue"))
+    key, secret = await admin.keys.create(ACTOR, KeyCreate(tenant="acme", project="blue", expires_in_s=60))
     await directory.refresh()
     assert reason(directory, "sk-123") == "malformed"
     assert reason(directory, new_key(pepper).text) == "unknown"
@@ -112,11 +115,11 @@ async def test_each_reason_for_a_refusal(admin: Admin, directory: Directory, pep
     assert directory.authenticate(secret, NOON_S + 59.999)
     assert reason(directory, secret, NOON_S + 60) == "expired"
     for suspended, suspend, resume in (
-        ("tenant", admin.suspend_tenant(ACTOR, "acme"), admin.resume_tenant(ACTOR, "acme")),
+        ("tenant", admin.tenants.suspend(ACTOR, "acme"), admin.tenants.resume(ACTOR, "acme")),
         (
             "project",
-            admin.suspend_project(ACTOR, "blue", "acme"),
-            admin.resume_project(ACTOR, "blue", "acme"),
+            admin.projects.suspend(ACTOR, "blue", "acme"),
+            admin.projects.resume(ACTOR, "blue", "acme"),
         ),
     ):
         await suspend
@@ -127,7 +130,7 @@ async def test_each_reason_for_a_refusal(admin: Admin, directory: Directory, pep
         await resume
         await directory.refresh()
         assert directory.authenticate(secret, NOON_S)
-    await admin.revoke_key(ACTOR, key.key_id)
+    await admin.keys.revoke(ACTOR, key.key_id)
     await directory.refresh()
     assert reason(directory, secret) == "revoked"
     assert reason(directory, wrong) == "unknown"
@@ -136,19 +139,19 @@ async def test_each_reason_for_a_refusal(admin: Admin, directory: Directory, pep
 async def test_a_rotated_key_keeps_its_identity_and_its_old_secret_for_the_grace(
     admin: Admin, directory: Directory
 ) -> None:
-    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    key, old = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
-    limit = await admin.set_limit(
+    await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+    key, old = await admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
+    limit = await admin.limits.set(
         ACTOR, LimitSet(tenant="acme", key=key.key_id, meter="requests", window="day", amount=1)
     )
-    rotated, new = await admin.rotate_key(ACTOR, key.prefix, grace_s=30)
+    rotated, new = await admin.keys.rotate(ACTOR, key.prefix, grace_s=30)
     await directory.refresh()
     assert (rotated.key_id, rotated.prefix != key.prefix) == (key.key_id, True)
     assert directory.authenticate(old, NOON_S + 29).key_id == key.key_id
     assert directory.authenticate(new, NOON_S + 29).limits == (limit,)
     assert reason(directory, old, NOON_S + 30) == "expired"
     assert directory.authenticate(new, NOON_S + 10_000)
-    await admin.revoke_key(ACTOR, rotated.prefix)
+    await admin.keys.revoke(ACTOR, rotated.prefix)
     await directory.refresh()
     assert (reason(directory, old), reason(directory, new)) == ("revoked", "revoked")
 
@@ -159,9 +162,9 @@ async def test_a_change_made_elsewhere_arrives_by_itself(
     # Another process: another connection and another Admin. Two looks, four a second: within a second.
     assert POLL_INTERVAL_S == 0.25
     elsewhere = open_database(database_url)
-    other = Admin(elsewhere, pepper)
-    await other.create_tenant(ACTOR, TenantCreate(name="acme", weight=2))
-    key, secret = await other.create_key(ACTOR, KeyCreate(tenant="acme"))
+    other = Admin(Transactions(elsewhere, pepper))
+    await other.tenants.create(ACTOR, TenantCreate(name="acme", weight=2))
+    key, secret = await other.keys.create(ACTOR, KeyCreate(tenant="acme"))
 
     async def two_looks_after(change: Awaitable[object]) -> Principal:
         await change
@@ -170,11 +173,11 @@ async def test_a_change_made_elsewhere_arrives_by_itself(
         return directory.authenticate(secret, NOON_S)
 
     assert (await two_looks_after(asyncio.sleep(0))).weight == 2
-    assert (await two_looks_after(other.update_tenant(ACTOR, "acme", TenantChange(weight=7)))).weight == 7
-    limit = other.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=1))
+    assert (await two_looks_after(other.tenants.update(ACTOR, "acme", TenantChange(weight=7)))).weight == 7
+    limit = other.limits.set(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=1))
     assert len((await two_looks_after(limit)).limits) == 1
     with pytest.raises(KeyRejected):
-        await two_looks_after(other.revoke_key(ACTOR, key.key_id))
+        await two_looks_after(other.keys.revoke(ACTOR, key.key_id))
     await elsewhere.close()
 
 
@@ -183,11 +186,11 @@ async def test_only_tenants_that_changed_are_loaded_again(
 ) -> None:
     secrets = {}
     for name in ("acme", "globex"):
-        await admin.create_tenant(ACTOR, TenantCreate(name=name))
-        secrets[name] = (await admin.create_key(ACTOR, KeyCreate(tenant=name)))[1]
+        await admin.tenants.create(ACTOR, TenantCreate(name=name))
+        secrets[name] = (await admin.keys.create(ACTOR, KeyCreate(tenant=name)))[1]
     await directory.refresh()
     before = {name: directory.authenticate(secret, NOON_S) for name, secret in secrets.items()}
-    await admin.update_tenant(ACTOR, "acme", TenantChange(weight=5))
+    await admin.tenants.update(ACTOR, "acme", TenantChange(weight=5))
     await directory.refresh()
     after = {name: directory.authenticate(secret, NOON_S) for name, secret in secrets.items()}
     assert after["acme"].weight == 5
@@ -201,8 +204,8 @@ async def test_a_key_that_was_just_made_is_found_and_guessers_make_nobody_look_o
     directory = Directory(database, pepper, poll_interval_s=3_600, monotonic=clock)
     await directory.start()
     assert not await directory.look_again()
-    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    key, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
+    await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+    key, secret = await admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
     assert not await directory.look_again(), "it was looked for a moment ago"
     clock.advance(LOOK_AGAIN_EVERY_S)
     assert all(await asyncio.gather(*(directory.look_again() for _ in range(8)))), (
@@ -220,14 +223,16 @@ async def test_a_look_without_a_database_finds_nothing_and_is_not_repeated_at_on
         url = services.create_database(server.url)
         runner.upgrade(url)
         database, clock = open_database(url), Clock(100)
-        await Admin(database, pepper).create_tenant(ACTOR, TenantCreate(name="acme"))
+        await Admin(Transactions(database, pepper)).tenants.create(ACTOR, TenantCreate(name="acme"))
         directory = Directory(database, pepper, poll_interval_s=3_600, monotonic=clock)
         await directory.start()
         server.kill()
         assert not any(await asyncio.gather(*(directory.look_again() for _ in range(8))))
         server.start()
         database_again = open_database(url)
-        _, secret = await Admin(database_again, pepper).create_key(ACTOR, KeyCreate(tenant="acme"))
+        _, secret = await Admin(Transactions(database_again, pepper)).keys.create(
+            ACTOR, KeyCreate(tenant="acme")
+        )
         await database_again.close()
         assert not await directory.look_again(), "it failed a moment ago"
         clock.advance(LOOK_AGAIN_EVERY_S)
@@ -241,8 +246,8 @@ async def test_a_look_without_a_database_finds_nothing_and_is_not_repeated_at_on
 
 
 async def test_the_hot_path_asks_no_database(admin: Admin, directory: Directory, database: Database) -> None:
-    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
+    await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+    _, secret = await admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
     await directory.refresh()
     await directory.close()
     await database.close()
@@ -257,9 +262,9 @@ async def test_a_directory_that_cannot_be_refreshed_serves_for_a_while_and_then_
         url = services.create_database(server.url)
         runner.upgrade(url)
         database, clock = open_database(url), Clock(0)
-        admin = Admin(database, pepper)
-        await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-        _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
+        admin = Admin(Transactions(database, pepper))
+        await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+        _, secret = await admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
         directory = Directory(database, pepper, max_stale_s=60, poll_interval_s=0.02, monotonic=clock)
         await directory.start()
         server.kill()
@@ -281,8 +286,8 @@ async def test_a_directory_that_cannot_be_refreshed_serves_for_a_while_and_then_
 async def test_the_wrong_pepper_and_a_missing_schema_stop_the_start(
     admin: Admin, database: Database, empty_postgres_url: str
 ) -> None:
-    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
+    await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+    await admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
     with pytest.raises(PepperMismatch):
         await Directory(database, b"another pepper, also long enough").start()
     empty = open_database(empty_postgres_url)
@@ -294,8 +299,8 @@ async def test_the_wrong_pepper_and_a_missing_schema_stop_the_start(
 async def test_a_restored_older_database_replaces_everything(
     admin: Admin, directory: Directory, database: Database
 ) -> None:
-    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
+    await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+    _, secret = await admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
     await directory.refresh()
     assert directory.authenticate(secret, NOON_S)
 

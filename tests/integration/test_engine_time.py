@@ -9,6 +9,7 @@ import pytest
 
 from tenants.admin.admin import Admin
 from tenants.admin.commands import TenantChange
+from tenants.admin.transaction import Transactions
 from tenants.counts import minute_store
 from tenants.counts.minute_store import (
     HOUR_US,
@@ -30,7 +31,7 @@ START = 1_700_000_000_000_000 // HOUR_US * HOUR_US
 
 @pytest.fixture
 def admin(database: Database, pepper: bytes) -> Admin:
-    return Admin(database, pepper)
+    return Admin(Transactions(database, pepper))
 
 
 def engine_minute(seen_s: int, *, up_s: int, idle_s: int, tokens: int = 0) -> EngineMinute:
@@ -58,16 +59,17 @@ async def test_of_several_gateways_the_one_that_saw_a_replica_longest_counts_min
     await write(database, "here", MinutesCounted({}, first), 1)
     await write(database, "there", MinutesCounted({}, second), 1)
     found = {
-        (each.pool, each.replica): each.counts for each in await admin.engine_time(START, START + HOUR_US)
+        (each.pool, each.replica): each.counts
+        for each in await admin.engine_time.by_replica(START, START + HOUR_US)
     }
     assert list(found) == [("m", "m-0"), ("n", "n-0")]
     sums = found["m", "m-0"]
     assert (sums.seen_us, sums.up_us, sums.idle_us) == (170_000_000, 160_000_000, 75_000_000)
     assert sums.computed_tokens == 7
     # The end is not part of it.
-    [part] = await admin.engine_time(START + 2 * MINUTE_US, START + 3 * MINUTE_US)
+    [part] = await admin.engine_time.by_replica(START + 2 * MINUTE_US, START + 3 * MINUTE_US)
     assert part.counts.seen_us == 60_000_000
-    assert await admin.engine_time(START + HOUR_US, START + 2 * HOUR_US) == []
+    assert await admin.engine_time.by_replica(START + HOUR_US, START + 2 * HOUR_US) == []
 
 
 async def test_service_is_summed_by_the_hour_of_those_asked_about(database: Database, admin: Admin) -> None:
@@ -79,10 +81,10 @@ async def test_service_is_summed_by_the_hour_of_those_asked_about(database: Data
         )
     }  # fmt: skip
     await write(database, "here", MinutesCounted(flow, {}), 1)
-    found = await admin.served_time(START, START + 3 * HOUR_US, ["ten_a", "ten_c"])
+    found = await admin.engine_time.served(START, START + 3 * HOUR_US, ["ten_a", "ten_c"])
     assert found.all_tokens == 15
     assert {name: sorted(hours) for name, hours in found.by_hour.items()} == {"ten_a": [3, 4], "ten_c": []}
-    assert (await admin.served_time(START, START + HOUR_US, [])).by_hour == {}
+    assert (await admin.engine_time.served(START, START + HOUR_US, [])).by_hour == {}
 
 
 async def test_the_page_of_recovery_is_engine_minutes_times_the_price(
@@ -101,9 +103,9 @@ async def test_the_page_of_recovery_is_engine_minutes_times_the_price(
         }
         key = FlowKey(now_us - MINUTE_US, MODEL, "standard", "ten_x")
         await write(database, "here", MinutesCounted({key: FlowMinute(75 * 60)}, engines), 1)
-        await admin.update_tenant("test", OWNER, TenantChange(reserved_tokens_per_s=0.05))
+        await admin.tenants.update("test", OWNER, TenantChange(reserved_tokens_per_s=0.05))
         await gateway.deps.directory.refresh()
-        _, token = await admin.invite_person("test", PersonInvite(name="ada", role="auditor"))
+        _, token = await admin.people.invite("test", PersonInvite(name="ada", role="auditor"))
         async with Browser(app) as browser:
             assert (await browser.redeem(token)).status_code == 303
             page = await browser.get("/console/usage/recovery?price=4&hours=24")

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, text
 from gateway.cluster.audit_checkpoints import AuditCheckpoints
 from tenants.admin.admin import Admin
 from tenants.admin.commands import PriceSet
+from tenants.admin.transaction import Transactions
 from tenants.audit import store
 from tenants.audit.log import AuditLog
 from tenants.audit.note import SigningKey
@@ -245,9 +246,9 @@ async def test_a_digest_that_cannot_be_read_is_named(database: Database) -> None
 async def test_each_charge_is_computed_again_by_the_prices_of_its_version(
     database: Database, pepper: bytes
 ) -> None:
-    admin = Admin(database, pepper)
+    admin = Admin(Transactions(database, pepper))
     for price in (100, 200):
-        await admin.set_price("cli:root", PriceSet(model="small", input_nanousd=price, output_nanousd=300))
+        await admin.prices.set("cli:root", PriceSet(model="small", input_nanousd=price, output_nanousd=300))
     detail = '{"cached_tokens": 0}'
 
     def charge(name: str, cost: int, version: int, **more: Any) -> Row:

@@ -35,7 +35,6 @@ from gateway.dispatch.admission import Admission
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.call import Call
 from gateway.domain.ids import new_request_id, sequence_id
-from gateway.domain.outcomes import RequestOutcome
 from gateway.error_mapping import refusal_of
 from gateway.errors import ApiError
 from gateway.estimates.estimator import Estimator
@@ -56,6 +55,7 @@ from gateway.upstream.capabilities import PLAIN_TEXT
 from gateway.upstream.replica_set import ReplicaSet
 from tenants.ledger.ledger import Ledger
 from tenants.ledger.rows import LedgerRow
+from tenants.outcomes import RequestOutcome
 from tenants.pricing.pricing import Price, PriceBook, PriceEntry, TokenWeights, uniform_book
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import QuotaStoreUnavailable

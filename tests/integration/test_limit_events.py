@@ -13,6 +13,7 @@ from gateway.budget.limit_alerts import LimitAlerts
 from gateway.metrics.registry import Metrics
 from tenants.admin.admin import Admin
 from tenants.admin.commands import LimitSet, TenantCreate
+from tenants.admin.transaction import Transactions
 from tenants.errors import DatabaseUnavailable
 from tenants.quota import alerts as limit_events
 from tenants.quota.alerts import AlertTally, EventKey, EventKind, noticed
@@ -103,9 +104,9 @@ async def test_a_shadow_limit_names_what_it_would_have_refused(store: MemoryQuot
 
 
 async def a_limit(database: Database, pepper: bytes) -> Limit:
-    admin = Admin(database, pepper, Clock())
-    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    return await admin.set_limit(
+    admin = Admin(Transactions(database, pepper, Clock()))
+    await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+    return await admin.limits.set(
         ACTOR,
         LimitSet(
             tenant="acme",
@@ -135,8 +136,8 @@ async def test_many_grants_become_one_row_and_two_gateways_add_up(
         await gateway.flush()
         await gateway.flush()
     assert database.commits == commits + 2, "an empty flush writes nothing"
-    admin = Admin(database, pepper, clock)
-    shown = await admin.show_limit(watched.limit_id)
+    admin = Admin(Transactions(database, pepper, clock))
+    shown = await admin.limits.show(watched.limit_id)
     assert [(event.key.level, event.count) for event in shown.events] == [(50, 8), (100, 3)]
     first, last = shown.events[0].first, shown.events[0].last
     assert (first.timestamp(), last.timestamp()) == (NOON_S + 5, NOON_S + 12)
@@ -160,7 +161,7 @@ async def test_an_alert_is_given_once_for_each_window_and_level(
         events.note(await granted(store, f"s{index}", [shadow], 1))
     assert alerts(metrics, "would_deny") == 3, "each request that would have been refused counts"
     await events.flush()
-    [listed] = await Admin(database, pepper, clock).view_limits("acme")
+    [listed] = await Admin(Transactions(database, pepper, clock)).limits.view_all("acme")
     assert {(event.key.window_start_s, event.key.kind) for event in listed.events} == {
         (MINUTE + 60, EventKind.THRESHOLD),
         (MINUTE + 60, EventKind.WOULD_DENY),
@@ -187,7 +188,7 @@ async def test_what_cannot_be_written_waits_and_is_bounded(
     up = open_database(sqlite_url)
     events._database = up
     await events.close()
-    shown = await Admin(up, pepper, clock).show_limit(watched.limit_id)
+    shown = await Admin(Transactions(up, pepper, clock)).limits.show(watched.limit_id)
     assert [(event.key.level, event.count) for event in shown.events] == [(50, 2), (100, 2)]
     assert (shown.events[0].first.timestamp(), shown.events[0].last.timestamp()) == (NOON_S, NOON_S + 1)
     await up.close()
@@ -216,7 +217,7 @@ async def test_what_is_counted_while_a_write_fails_is_added_to_it(
     events._database = database
     await events.flush()
     await away.close()
-    [event] = (await Admin(database, pepper, clock).show_limit(watched.limit_id)).events
+    [event] = (await Admin(Transactions(database, pepper, clock)).limits.show(watched.limit_id)).events
     assert (event.key.level, event.count) == (50, 2)
 
 
@@ -231,7 +232,7 @@ async def test_only_the_newest_windows_are_kept(
             for level in (50, 100)
         }
         await limit_events.add(database, tallies)
-    events = (await Admin(database, pepper).show_limit(watched.limit_id)).events
+    events = (await Admin(Transactions(database, pepper)).limits.show(watched.limit_id)).events
     assert [event.key.window_start_s for event in events] == [300, 300, 240, 240, 180, 180]
 
 
@@ -240,9 +241,9 @@ async def test_events_go_with_their_limit_and_late_ones_find_nothing(
 ) -> None:
     watched = await a_limit(database, pepper)
     tallies = {EventKey(watched.limit_id, 60, EventKind.THRESHOLD, 50): AlertTally(1, 1, 1)}
-    admin = Admin(database, pepper)
+    admin = Admin(Transactions(database, pepper))
     await limit_events.add(database, tallies)
-    await admin.remove_limit(ACTOR, watched.limit_id)
+    await admin.limits.remove(ACTOR, watched.limit_id)
     await limit_events.add(database, tallies)
 
     ids = [watched.limit_id]

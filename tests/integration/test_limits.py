@@ -38,7 +38,7 @@ DAILY: dict[str, Any] = {"meter": "output_tokens", "window": "day"}
 
 @pytest.fixture
 async def admin(admin: Admin) -> Admin:
-    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
     return admin
 
 
@@ -61,12 +61,12 @@ async def use(store: MemoryQuotaStore, request_id: str, limit: Limit, count: int
 async def test_an_override_ends_by_itself_though_nothing_is_loaded_again(
     admin: Admin, directory: Directory, clock: Clock
 ) -> None:
-    await admin.set_limit(
+    await admin.limits.set(
         ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=5, tier="batch")
     )
-    limit = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
-    _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
-    made = await admin.override_limit(
+    limit = await admin.limits.set(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
+    _, secret = await admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
+    made = await admin.limits.override(
         ACTOR, limit.limit_id, LimitOverride(amount=250, for_s=60, reason="launch day")
     )
     assert made.override == Override(250, None, round((NOON_S + 60) * 1e6), "launch day")
@@ -83,9 +83,9 @@ async def test_an_override_ends_by_itself_though_nothing_is_loaded_again(
     assert amounts(NOON_S + 59.999) == [250]
     assert amounts(NOON_S + 60) == [100]
     clock.advance(59)
-    assert (await admin.show_limit(limit.limit_id)).as_json()["in_force"]["amount"] == 250
+    assert (await admin.limits.show(limit.limit_id)).as_json()["in_force"]["amount"] == 250
     clock.advance(1)
-    shown = await admin.show_limit(limit.limit_id)
+    shown = await admin.limits.show(limit.limit_id)
     assert (shown.is_overridden, shown.as_json()["in_force"]["amount"], shown.limit.amount) == (
         False,
         100,
@@ -95,8 +95,8 @@ async def test_an_override_ends_by_itself_though_nothing_is_loaded_again(
 
 async def test_a_request_sees_the_override_and_then_not(admin: Admin, clock: Clock) -> None:
     store = MemoryQuotaStore(clock)
-    limit = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
-    limit = await admin.override_limit(
+    limit = await admin.limits.set(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
+    limit = await admin.limits.override(
         ACTOR, limit.limit_id, LimitOverride(amount=250, for_s=60, reason="launch")
     )
     assert isinstance(await use(store, "a", limit.at(clock()), 120), Granted)
@@ -109,38 +109,40 @@ async def test_a_request_sees_the_override_and_then_not(admin: Admin, clock: Clo
 
 
 async def test_a_buckets_override_may_change_its_rate(admin: Admin) -> None:
-    bucket = await admin.set_limit(
+    bucket = await admin.limits.set(
         ACTOR, LimitSet(tenant="acme", meter="output_tokens", rate_per_s=10, amount=20)
     )
-    faster = await admin.override_limit(
+    faster = await admin.limits.override(
         ACTOR, bucket.limit_id, LimitOverride(amount=40, rate_per_s=0.5, for_s=9, reason="r")
     )
     assert (faster.at(NOON_S).rate_per_s, faster.at(NOON_S).amount) == (0.5, 40)
     assert faster.at(NOON_S).is_bucket
     assert faster.at(NOON_S + 9) == bucket
-    larger = await admin.override_limit(ACTOR, bucket.limit_id, LimitOverride(amount=41, for_s=9, reason="r"))
+    larger = await admin.limits.override(
+        ACTOR, bucket.limit_id, LimitOverride(amount=41, for_s=9, reason="r")
+    )
     assert (larger.at(NOON_S).rate_per_s, larger.at(NOON_S).amount) == (10, 41)
 
 
 async def test_until_an_instant_in_another_zone(admin: Admin) -> None:
-    limit = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
+    limit = await admin.limits.set(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
     wanted = LimitOverride(amount=1, until="2023-11-16T14:00:00+01:00", reason="r")
-    made = await admin.override_limit(ACTOR, limit.limit_id, wanted)
+    made = await admin.limits.override(ACTOR, limit.limit_id, wanted)
     assert made.override is not None
     assert from_us(made.override.until_us) == datetime(2023, 11, 16, 13, tzinfo=UTC)
 
 
 async def test_a_limit_has_one_override_and_every_act_on_it_is_audited(admin: Admin) -> None:
-    limit = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
-    await admin.override_limit(ACTOR, limit.limit_id, LimitOverride(amount=250, for_s=60, reason="first"))
-    await admin.override_limit(ACTOR, limit.limit_id, LimitOverride(amount=300, for_s=60, reason="second"))
-    changed = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=110, **DAILY))
+    limit = await admin.limits.set(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
+    await admin.limits.override(ACTOR, limit.limit_id, LimitOverride(amount=250, for_s=60, reason="first"))
+    await admin.limits.override(ACTOR, limit.limit_id, LimitOverride(amount=300, for_s=60, reason="second"))
+    changed = await admin.limits.set(ACTOR, LimitSet(tenant="acme", amount=110, **DAILY))
     assert changed.override is not None, "setting the limit leaves its override in force"
     assert (changed.amount, changed.at(NOON_S).amount) == (110, 300)
-    cleared = await admin.clear_override(ACTOR, limit.limit_id)
+    cleared = await admin.limits.clear_override(ACTOR, limit.limit_id)
     assert cleared.override is None
     with pytest.raises(NotFound, match="override"):
-        await admin.clear_override(ACTOR, limit.limit_id)
+        await admin.limits.clear_override(ACTOR, limit.limit_id)
     rows = [row for row in await audited(admin, tenant="acme") if row.action.startswith("limit.")]
 
     def reason(side: dict[str, Any] | None) -> str | None:
@@ -153,9 +155,9 @@ async def test_a_limit_has_one_override_and_every_act_on_it_is_audited(admin: Ad
         ("limit.set", "second", "second"),
         ("limit.clear_override", "second", None),
     ]
-    await admin.override_limit(ACTOR, limit.limit_id, LimitOverride(amount=1, for_s=60, reason="again"))
-    await admin.remove_limit(ACTOR, limit.limit_id)
-    assert (await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))).override is None
+    await admin.limits.override(ACTOR, limit.limit_id, LimitOverride(amount=1, for_s=60, reason="again"))
+    await admin.limits.remove(ACTOR, limit.limit_id)
+    assert (await admin.limits.set(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))).override is None
 
 
 @pytest.mark.parametrize(
@@ -181,20 +183,20 @@ async def test_a_limit_has_one_override_and_every_act_on_it_is_audited(admin: Ad
 async def test_an_override_that_makes_no_sense_names_its_field_and_changes_nothing(
     admin: Admin, field: str, arguments: dict[str, Any]
 ) -> None:
-    limit = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
+    limit = await admin.limits.set(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
     before = len(await audited(admin))
     with pytest.raises(Invalid) as caught:
-        await admin.override_limit(
+        await admin.limits.override(
             ACTOR, limit.limit_id, LimitOverride(**{"amount": 1, "reason": "r", **arguments})
         )
     assert caught.value.field == field
-    assert await admin.list_limits() == [limit]
+    assert await admin.limits.all() == [limit]
     assert len(await audited(admin)) == before
 
 
 async def test_an_override_fits_the_shape_of_its_limit(admin: Admin) -> None:
-    bucket = await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", rate_per_s=1, amount=5))
-    running = await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="concurrency", amount=5))
+    bucket = await admin.limits.set(ACTOR, LimitSet(tenant="acme", meter="requests", rate_per_s=1, amount=5))
+    running = await admin.limits.set(ACTOR, LimitSet(tenant="acme", meter="concurrency", amount=5))
     for limit, field, arguments in (
         (bucket, "amount", {"amount": 0}),
         (bucket, "rate_per_s", {"amount": 5, "rate_per_s": 0.0001}),
@@ -204,15 +206,17 @@ async def test_an_override_fits_the_shape_of_its_limit(admin: Admin) -> None:
         (running, "rate_per_s", {"amount": 5, "rate_per_s": 1.0}),
     ):
         with pytest.raises(Invalid) as caught:
-            await admin.override_limit(ACTOR, limit.limit_id, LimitOverride(for_s=9, reason="r", **arguments))
+            await admin.limits.override(
+                ACTOR, limit.limit_id, LimitOverride(for_s=9, reason="r", **arguments)
+            )
         assert caught.value.field == field
     assert (
-        await admin.override_limit(ACTOR, running.limit_id, LimitOverride(amount=0, for_s=9, reason="r"))
+        await admin.limits.override(ACTOR, running.limit_id, LimitOverride(amount=0, for_s=9, reason="r"))
     ).at(NOON_S).amount == 0
     # The rate that an override relies on cannot be taken away below it.
-    await admin.override_limit(ACTOR, bucket.limit_id, LimitOverride(amount=2_000_000, for_s=9, reason="r"))
+    await admin.limits.override(ACTOR, bucket.limit_id, LimitOverride(amount=2_000_000, for_s=9, reason="r"))
     with pytest.raises(Invalid, match="31 days"):
-        await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", rate_per_s=0.5, amount=5))
+        await admin.limits.set(ACTOR, LimitSet(tenant="acme", meter="requests", rate_per_s=0.5, amount=5))
 
 
 @pytest.mark.parametrize(
@@ -224,20 +228,20 @@ def test_an_instant_needs_a_time_zone(text: str) -> None:
 
 
 async def test_nobody_overrides_through_another_tenant(admin: Admin) -> None:
-    await admin.create_tenant(ACTOR, TenantCreate(name="globex"))
-    limit = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
-    await admin.override_limit(
+    await admin.tenants.create(ACTOR, TenantCreate(name="globex"))
+    limit = await admin.limits.set(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
+    await admin.limits.override(
         ACTOR, limit.limit_id, LimitOverride(amount=1, for_s=9, reason="r"), tenant="acme"
     )
     with pytest.raises(NotFound):
-        await admin.override_limit(
+        await admin.limits.override(
             ACTOR, limit.limit_id, LimitOverride(amount=9, for_s=9, reason="r"), tenant="globex"
         )
     with pytest.raises(NotFound):
-        await admin.clear_override(ACTOR, limit.limit_id, tenant="globex")
+        await admin.limits.clear_override(ACTOR, limit.limit_id, tenant="globex")
     with pytest.raises(NotFound):
-        await admin.show_limit("lim_unknown")
-    assert (await admin.show_limit(limit.limit_id)).is_overridden
+        await admin.limits.show("lim_unknown")
+    assert (await admin.limits.show(limit.limit_id)).is_overridden
 
 
 # ---------------------------------------------------------------- usage stays
@@ -245,14 +249,14 @@ async def test_nobody_overrides_through_another_tenant(admin: Admin) -> None:
 
 async def test_no_change_of_a_limit_wipes_what_was_used(admin: Admin, clock: Clock) -> None:
     store = MemoryQuotaStore(clock)
-    limit = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
+    limit = await admin.limits.set(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
     assert isinstance(await use(store, "r", limit.at(clock()), 40), Granted)
 
     async def used(changed: Limit) -> tuple[int, int]:
         [state] = await store.states([changed.at(clock())])
         return state.used, state.available
 
-    set_again = admin.set_limit
+    set_again = admin.limits.set
     assert await used(await set_again(ACTOR, LimitSet(tenant="acme", amount=50, **DAILY))) == (40, 10)
     assert await used(await set_again(ACTOR, LimitSet(tenant="acme", amount=10, **DAILY))) == (40, 0)
     assert await used(await set_again(ACTOR, LimitSet(tenant="acme", amount=100, mode="soft", **DAILY))) == (
@@ -264,30 +268,32 @@ async def test_no_change_of_a_limit_wipes_what_was_used(admin: Admin, clock: Clo
     )
     assert await used(alerting) == (40, 60)
     await set_again(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
-    overridden = await admin.override_limit(
+    overridden = await admin.limits.override(
         ACTOR, limit.limit_id, LimitOverride(amount=70, for_s=60, reason="r")
     )
     assert await used(overridden) == (40, 30)
     clock.advance(60)
     assert await used(overridden) == (40, 60)
-    assert await used(await admin.clear_override(ACTOR, limit.limit_id)) == (40, 60)
-    await admin.remove_limit(ACTOR, limit.limit_id)
+    assert await used(await admin.limits.clear_override(ACTOR, limit.limit_id)) == (40, 60)
+    await admin.limits.remove(ACTOR, limit.limit_id)
     assert await used(await set_again(ACTOR, LimitSet(tenant="acme", amount=200, **DAILY))) == (40, 160)
 
 
 async def test_the_zone_of_a_window_cannot_be_changed_in_place(admin: Admin) -> None:
-    limit = await admin.set_limit(
+    limit = await admin.limits.set(
         ACTOR, LimitSet(tenant="acme", amount=100, time_zone="Europe/Berlin", **DAILY)
     )
     with pytest.raises(Invalid, match=f"Europe/Berlin.*remove {limit.limit_id}") as caught:
-        await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, time_zone="Asia/Tokyo", **DAILY))
+        await admin.limits.set(ACTOR, LimitSet(tenant="acme", amount=100, time_zone="Asia/Tokyo", **DAILY))
     assert caught.value.field == "time_zone"
-    await admin.remove_limit(ACTOR, limit.limit_id)
-    moved = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, time_zone="Asia/Tokyo", **DAILY))
+    await admin.limits.remove(ACTOR, limit.limit_id)
+    moved = await admin.limits.set(
+        ACTOR, LimitSet(tenant="acme", amount=100, time_zone="Asia/Tokyo", **DAILY)
+    )
     assert moved.time_zone == "Asia/Tokyo"
     # A bucket has no days that could begin elsewhere.
     for zone in ("UTC", "Asia/Tokyo"):
-        await admin.set_limit(
+        await admin.limits.set(
             ACTOR, LimitSet(tenant="acme", meter="requests", rate_per_s=1, amount=5, time_zone=zone)
         )
 
@@ -296,15 +302,15 @@ async def test_the_zone_of_a_window_cannot_be_changed_in_place(admin: Admin) -> 
 
 
 async def test_thresholds_belong_to_soft_limits(admin: Admin) -> None:
-    soft = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, mode="soft", **DAILY))
+    soft = await admin.limits.set(ACTOR, LimitSet(tenant="acme", amount=100, mode="soft", **DAILY))
     assert (soft.mode, soft.thresholds) == (LimitMode.SOFT, DEFAULT_THRESHOLDS)
-    chosen = await admin.set_limit(
+    chosen = await admin.limits.set(
         ACTOR, LimitSet(tenant="acme", amount=100, mode="soft", thresholds=[150, 50, 50], **DAILY)
     )
     assert chosen.thresholds == (50, 150)
     for mode in ("hard", "shadow"):
         assert (
-            await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, mode=mode, **DAILY))
+            await admin.limits.set(ACTOR, LimitSet(tenant="acme", amount=100, mode=mode, **DAILY))
         ).thresholds == ()
     bad: list[tuple[str, list[Any]]] = [
         ("soft", []), ("soft", [0]), ("soft", [-80]), ("soft", [1_001]), ("soft", [80.5]), ("soft", [True]),
@@ -312,7 +318,7 @@ async def test_thresholds_belong_to_soft_limits(admin: Admin) -> None:
     ]  # fmt: skip
     for mode, thresholds in bad:
         with pytest.raises(Invalid) as caught:
-            await admin.set_limit(
+            await admin.limits.set(
                 ACTOR, LimitSet(tenant="acme", amount=1, mode=mode, thresholds=thresholds, **DAILY)
             )
         assert caught.value.field == "thresholds", (mode, thresholds)
@@ -321,76 +327,76 @@ async def test_thresholds_belong_to_soft_limits(admin: Admin) -> None:
 async def test_a_tenant_without_limits_is_allowed_and_visible_as_such(
     admin: Admin, directory: Directory
 ) -> None:
-    _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
+    _, secret = await admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
     await directory.refresh()
     assert directory.authenticate(secret, NOON_S).limits_for(STANDARD, NOON_S) == ()
-    assert (await admin.show_tenant("acme")).as_json()["has_limits"] is False
-    await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
-    assert (await admin.show_tenant("acme")).as_json()["has_limits"] is True
+    assert (await admin.tenants.show("acme")).as_json()["has_limits"] is False
+    await admin.limits.set(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
+    assert (await admin.tenants.show("acme")).as_json()["has_limits"] is True
 
 
 async def test_device_time_is_a_meter_like_the_others(admin: Admin) -> None:
-    limit = await admin.set_limit(
+    limit = await admin.limits.set(
         ACTOR, LimitSet(tenant="acme", meter="gpu_ms", window="hour", amount=60_000)
     )
     assert limit.meter is Meter.GPU_MS
     assert Amounts(gpu_ms=7).of(limit.meter) == 7
-    bucket = await admin.set_limit(
+    bucket = await admin.limits.set(
         ACTOR, LimitSet(tenant="acme", meter="gpu_ms", rate_per_s=100, amount=2_000)
     )
     assert bucket.is_bucket
 
 
 async def test_what_a_low_budget_does_reaches_the_principal(admin: Admin, directory: Directory) -> None:
-    _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
+    _, secret = await admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
 
     async def choice() -> OnLowBudget:
         await directory.refresh()
         return directory.authenticate(secret, NOON_S).on_low_budget
 
     assert await choice() is OnLowBudget.REFUSE
-    await admin.update_tenant(ACTOR, "acme", TenantChange(on_low_budget="truncate"))
+    await admin.tenants.update(ACTOR, "acme", TenantChange(on_low_budget="truncate"))
     assert await choice() is OnLowBudget.TRUNCATE
-    await admin.update_tenant(ACTOR, "acme", TenantChange(weight=3))
+    await admin.tenants.update(ACTOR, "acme", TenantChange(weight=3))
     assert await choice() is OnLowBudget.TRUNCATE
-    made = await admin.create_tenant(ACTOR, TenantCreate(name="globex", on_low_budget="truncate"))
+    made = await admin.tenants.create(ACTOR, TenantCreate(name="globex", on_low_budget="truncate"))
     assert made.as_json()["on_low_budget"] == "truncate"
     with pytest.raises(Invalid, match=r"on_low_budget.*refuse, truncate"):
-        await admin.update_tenant(ACTOR, "acme", TenantChange(on_low_budget="ignore"))
+        await admin.tenants.update(ACTOR, "acme", TenantChange(on_low_budget="ignore"))
 
 
 async def test_a_tenants_reservation_reaches_its_keys(admin: Admin, directory: Directory) -> None:
-    await admin.create_tenant(ACTOR, TenantCreate(name="paying", reserved_tokens_per_s=1500))
-    _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="paying"))
+    await admin.tenants.create(ACTOR, TenantCreate(name="paying", reserved_tokens_per_s=1500))
+    _, secret = await admin.keys.create(ACTOR, KeyCreate(tenant="paying"))
 
     async def reserved() -> float:
         await directory.refresh()
         return directory.authenticate(secret, NOON_S).reserved_tokens_per_s
 
     assert await reserved() == 1500.0
-    await admin.update_tenant(ACTOR, "paying", TenantChange(weight=3))
+    await admin.tenants.update(ACTOR, "paying", TenantChange(weight=3))
     assert await reserved() == 1500.0
-    changed = await admin.update_tenant(ACTOR, "paying", TenantChange(reserved_tokens_per_s=0))
+    changed = await admin.tenants.update(ACTOR, "paying", TenantChange(reserved_tokens_per_s=0))
     assert changed.as_json()["reserved_tokens_per_s"] == 0.0
     assert await reserved() == 0.0
     with pytest.raises(Invalid, match=r"reserved_tier.*reserved_tokens_per_s above 0"):
-        await admin.update_tenant(ACTOR, "paying", TenantChange(reserved_tier="batch"))
+        await admin.tenants.update(ACTOR, "paying", TenantChange(reserved_tier="batch"))
     for wrong in (-1, float("nan"), float("inf"), 1e12, True):
         with pytest.raises(Invalid, match="reserved_tokens_per_s"):
-            await admin.update_tenant(ACTOR, "paying", TenantChange(reserved_tokens_per_s=wrong))
+            await admin.tenants.update(ACTOR, "paying", TenantChange(reserved_tokens_per_s=wrong))
 
 
 async def test_a_reservation_for_a_tier_lasts_as_long_as_the_reservation(
     admin: Admin, directory: Directory
 ) -> None:
-    made = await admin.create_tenant(
+    made = await admin.tenants.create(
         ACTOR, TenantCreate(name="paying", reserved_tokens_per_s=1500, reserved_tier="interactive")
     )
     assert made.as_json()["reserved_tier"] == "interactive"
-    _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="paying"))
+    _, secret = await admin.keys.create(ACTOR, KeyCreate(tenant="paying"))
 
     async def after(change: TenantChange) -> tuple[float, Tier | None]:
-        await admin.update_tenant(ACTOR, "paying", change)
+        await admin.tenants.update(ACTOR, "paying", change)
         await directory.refresh()
         principal = directory.authenticate(secret, NOON_S)
         return principal.reserved_tokens_per_s, principal.reserved_tier
@@ -402,13 +408,13 @@ async def test_a_reservation_for_a_tier_lasts_as_long_as_the_reservation(
     assert await after(TenantChange(reserved_tokens_per_s=0)) == (0.0, None)
     assert await after(TenantChange(reserved_tokens_per_s=9)) == (9.0, None), "of all tiers"
     with pytest.raises(Invalid, match=r"reserved_tier.*interactive, standard, batch, all"):
-        await admin.update_tenant(ACTOR, "paying", TenantChange(reserved_tier="cheap"))
+        await admin.tenants.update(ACTOR, "paying", TenantChange(reserved_tier="cheap"))
     with pytest.raises(Invalid, match="reserved_tier"):
-        await admin.update_tenant(
+        await admin.tenants.update(
             ACTOR, "paying", TenantChange(reserved_tokens_per_s=0, reserved_tier="batch")
         )
     with pytest.raises(Invalid, match="reserved_tier"):
-        await admin.create_tenant(ACTOR, TenantCreate(name="other", reserved_tier="batch"))
+        await admin.tenants.create(ACTOR, TenantCreate(name="other", reserved_tier="batch"))
 
 
 # ---------------------------------------------------------------- subjects
@@ -424,20 +430,20 @@ async def bound(directory: Directory, secret: str, **traits: Any) -> set[str]:
 async def test_a_limit_of_the_platform_binds_every_tenant_from_the_next_refresh_on(
     admin: Admin, directory: Directory
 ) -> None:
-    await admin.create_tenant(ACTOR, TenantCreate(name="globex"))
-    secrets = [(await admin.create_key(ACTOR, KeyCreate(tenant=name)))[1] for name in ("acme", "globex")]
+    await admin.tenants.create(ACTOR, TenantCreate(name="globex"))
+    secrets = [(await admin.keys.create(ACTOR, KeyCreate(tenant=name)))[1] for name in ("acme", "globex")]
     assert [await bound(directory, secret) for secret in secrets] == [set(), set()]
-    shared = await admin.set_limit(ACTOR, LimitSet(platform=True, amount=9, **DAILY))
+    shared = await admin.limits.set(ACTOR, LimitSet(platform=True, amount=9, **DAILY))
     assert [await bound(directory, secret) for secret in secrets] == [{shared.limit_id}] * 2
     assert directory.limits(NOON_S, "platform") == [shared]
-    own = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=9, **DAILY))
+    own = await admin.limits.set(ACTOR, LimitSet(tenant="acme", amount=9, **DAILY))
     assert await bound(directory, secrets[0]) == {own.limit_id, shared.limit_id}
-    await admin.override_limit(ACTOR, shared.limit_id, LimitOverride(amount=7, for_s=60, reason="r"))
+    await admin.limits.override(ACTOR, shared.limit_id, LimitOverride(amount=7, for_s=60, reason="r"))
     await directory.refresh()
     assert directory.authenticate(secrets[1], NOON_S).limits[0].at(NOON_S).amount == 7
-    assert await admin.list_limits("acme") == [own]
-    assert {each.limit_id for each in await admin.list_limits()} == {shared.limit_id, own.limit_id}
-    await admin.remove_limit(ACTOR, shared.limit_id)
+    assert await admin.limits.all("acme") == [own]
+    assert {each.limit_id for each in await admin.limits.all()} == {shared.limit_id, own.limit_id}
+    await admin.limits.remove(ACTOR, shared.limit_id)
     assert await bound(directory, secrets[1]) == set()
     assert directory.limits(NOON_S) == [own]
 
@@ -445,10 +451,10 @@ async def test_a_limit_of_the_platform_binds_every_tenant_from_the_next_refresh_
 async def test_models_long_requests_and_end_users_have_limits_of_their_own(
     admin: Admin, directory: Directory
 ) -> None:
-    _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
+    _, secret = await admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
 
     async def put(**fields: Any) -> str:
-        made = await admin.set_limit(ACTOR, LimitSet(**{"tenant": "acme", "amount": 9} | DAILY | fields))
+        made = await admin.limits.set(ACTOR, LimitSet(**{"tenant": "acme", "amount": 9} | DAILY | fields))
         return made.limit_id
 
     plain, model, other = await put(), await put(model="m"), await put(model="o")
@@ -495,7 +501,7 @@ async def test_models_long_requests_and_end_users_have_limits_of_their_own(
 )
 async def test_a_limit_names_one_subject(admin: Admin, field: str, fields: dict[str, Any]) -> None:
     with pytest.raises(Invalid) as caught:
-        await admin.set_limit(ACTOR, LimitSet(amount=9, **DAILY, **fields))
+        await admin.limits.set(ACTOR, LimitSet(amount=9, **DAILY, **fields))
     assert caught.value.field == field
 
 
@@ -503,8 +509,8 @@ async def test_the_platform_has_room_for_so_many_limits(
     admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(validation, "MAX_LIMITS_PER_SUBJECT", 1)
-    await admin.set_limit(ACTOR, LimitSet(platform=True, amount=9, **DAILY))
+    await admin.limits.set(ACTOR, LimitSet(platform=True, amount=9, **DAILY))
     with pytest.raises(Invalid, match="one platform has at most 1 limits"):
-        await admin.set_limit(ACTOR, LimitSet(platform=True, amount=9, model="m", **DAILY))
-    await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=9, **DAILY))
-    await admin.set_limit(ACTOR, LimitSet(tenant="acme", each_end_user=True, amount=9, **DAILY))
+        await admin.limits.set(ACTOR, LimitSet(platform=True, amount=9, model="m", **DAILY))
+    await admin.limits.set(ACTOR, LimitSet(tenant="acme", amount=9, **DAILY))
+    await admin.limits.set(ACTOR, LimitSet(tenant="acme", each_end_user=True, amount=9, **DAILY))

@@ -16,9 +16,9 @@ import redis
 from engine.messages import SamplingParams
 from gateway.budget.holds import BudgetDenied, Holds
 from gateway.domain.call import Call
-from gateway.domain.outcomes import RequestOutcome
 from tenants.ledger.ledger import Ledger
 from tenants.ledger.verify import verify_ledger
+from tenants.outcomes import RequestOutcome
 from tenants.quota.redis import RedisQuotaStore
 from tenants.quota.store import Granted, Hold, QuotaStoreUnavailable
 from tenants.storage.database import Database

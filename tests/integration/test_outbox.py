@@ -16,6 +16,7 @@ from gateway.alerts.sender import WebhookSender
 from tenants.admin import webhooks
 from tenants.admin.admin import Admin
 from tenants.admin.commands import KeyCreate, TenantCreate
+from tenants.admin.transaction import Transactions
 from tenants.admin.webhooks import DeliveryAgain, Webhook, WebhookAdd
 from tenants.errors import Invalid, NotFound, PepperMismatch
 from tenants.outbox import incidents, kinds, outbox
@@ -52,7 +53,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def admin(database: Database, clock: Clock) -> Admin:
-    return Admin(database, PEPPER, clock, webhook_private=True)
+    return Admin(Transactions(database, PEPPER, clock, webhook_private=True))
 
 
 def sender(
@@ -66,7 +67,7 @@ def sender(
 ) -> WebhookSender:
     return WebhookSender(
         database,
-        admin.webhook_secret,
+        admin.webhooks.secret,
         name,
         CollectorRegistry(),
         clock,
@@ -82,7 +83,7 @@ def evaluator(database: Database, look: Look, clock: Clock, name: str = "one") -
 
 
 async def add(admin: Admin, receiver: Receiver, **more: object) -> Webhook:
-    made, receiver.secret = await admin.add_webhook(WHO, WebhookAdd(url=receiver.url, **more))  # type: ignore[arg-type]
+    made, receiver.secret = await admin.webhooks.add(WHO, WebhookAdd(url=receiver.url, **more))  # type: ignore[arg-type]
     return made
 
 
@@ -123,7 +124,7 @@ async def test_a_failure_holds_back_its_tenant_alone_and_is_tried_again_under_it
     work = sender(database, admin, clock)
     await round_of(work)
     assert [each["data"]["number"] for each in receiver.taken] == [2]
-    [waiting, held_back] = await admin.deliveries(webhook.webhook_id, state="pending")
+    [waiting, held_back] = await admin.webhooks.deliveries(webhook.webhook_id, state="pending")
     assert (held_back.attempts, held_back.error) == (1, "it answered 503")
     assert (waiting.attempts, waiting.error, waiting.next_us) == (0, "", held_back.next_us)
     clock.now_s += retry_after_s(1)
@@ -199,10 +200,10 @@ async def test_a_test_and_a_resend_do_not_wait_for_the_next_attempt(
     await round_of(work)
     await round_of(work)
     assert receiver.taken == []
-    await admin.test_webhook(WHO, webhook.webhook_id)
+    await admin.webhooks.test(WHO, webhook.webhook_id)
     await round_of(work)
     assert len(receiver.attempts) == 2, "tried at once, and failed"
-    await admin.resend(WHO, webhook.webhook_id, DeliveryAgain())
+    await admin.webhooks.resend(WHO, webhook.webhook_id, DeliveryAgain())
     await round_of(work)
     assert [each["type"] for each in receiver.taken] == ["slo.burn", "slo.burn", "webhook.test"]
     await work.close()
@@ -219,17 +220,17 @@ async def test_an_event_is_given_up_after_a_day_and_can_be_sent_again(
     for _ in range(25):
         clock.now_s += 3_600.0
         await round_of(work)
-    [dead] = await admin.deliveries(webhook.webhook_id, state="dead")
+    [dead] = await admin.webhooks.deliveries(webhook.webhook_id, state="dead")
     assert dead.attempts == 24
     assert dead.error == "it could not be reached: ConnectError"
     receiver.start()
-    assert await admin.resend(WHO, webhook.webhook_id, DeliveryAgain()) == 1
+    assert await admin.webhooks.resend(WHO, webhook.webhook_id, DeliveryAgain()) == 1
     clock.now_s -= 25 * 3_600.0
     await database.write(lambda one: one.execute(update(rows).values(next_us=0)))
     await round_of(work)
     assert [each["id"] for each in receiver.taken] == [dead.event_id]
     with pytest.raises(NotFound, match="dead letter"):
-        await admin.resend(WHO, webhook.webhook_id, DeliveryAgain(seq=dead.seq))
+        await admin.webhooks.resend(WHO, webhook.webhook_id, DeliveryAgain(seq=dead.seq))
     await work.close()
 
 
@@ -243,7 +244,7 @@ async def test_a_redirect_is_not_followed_and_a_silent_receiver_is_left(
     work = sender(database, admin, clock)
     await round_of(work)
     assert len(receiver.attempts) == 1
-    [row] = await admin.deliveries(webhook.webhook_id)
+    [row] = await admin.webhooks.deliveries(webhook.webhook_id)
     assert row.error == "it answered 302: redirects are not followed"
     receiver.stop()
     await work.close()
@@ -256,7 +257,7 @@ async def test_a_redirect_is_not_followed_and_a_silent_receiver_is_left(
     work = sender(database, admin, clock, timeout_s=0.1)
     clock.now_s += 3_600.0
     await round_of(work)
-    [row] = await admin.deliveries(webhook.webhook_id)
+    [row] = await admin.webhooks.deliveries(webhook.webhook_id)
     assert row.error == "no answer within 0.1 s"
     await work.close()
     silent.close()
@@ -267,7 +268,7 @@ async def test_a_redirect_is_not_followed_and_a_silent_receiver_is_left(
 async def test_a_private_address_is_refused_when_it_is_added_and_when_it_is_sent_to(
     database: Database, admin: Admin, clock: Clock, receiver: Receiver
 ) -> None:
-    strict = Admin(database, PEPPER, clock)
+    strict = Admin(Transactions(database, PEPPER, clock))
     for url in (
         "https://127.0.0.1/",
         "https://localhost:8443/",
@@ -275,9 +276,9 @@ async def test_a_private_address_is_refused_when_it_is_added_and_when_it_is_sent
         "https://169.254.169.254/",
     ):
         with pytest.raises(Invalid, match="private address"):
-            await strict.add_webhook(WHO, WebhookAdd(url=url))
+            await strict.webhooks.add(WHO, WebhookAdd(url=url))
     with pytest.raises(Invalid, match="is not known"):
-        await strict.add_webhook(WHO, WebhookAdd(url="https://no-such-host.invalid/"))
+        await strict.webhooks.add(WHO, WebhookAdd(url="https://no-such-host.invalid/"))
     # A name that stood for a public address when it was added.
     webhook = await add(admin, receiver)
     url = f"https://localhost:{receiver.port}/"
@@ -286,7 +287,7 @@ async def test_a_private_address_is_refused_when_it_is_added_and_when_it_is_sent
     await put(database, clock, "ten_1")
     work = sender(database, admin, clock, allows_private=False)
     await round_of(work)
-    [row] = await admin.deliveries(webhook.webhook_id)
+    [row] = await admin.webhooks.deliveries(webhook.webhook_id)
     assert "private address" in row.error
     assert receiver.attempts == []
     await work.close()
@@ -296,7 +297,7 @@ async def test_a_private_address_is_refused_when_it_is_added_and_when_it_is_sent
 async def test_who_is_told_of_what(
     database: Database, admin: Admin, clock: Clock, receiver: Receiver
 ) -> None:
-    owner = await admin.create_tenant(WHO, TenantCreate(name="acme"))
+    owner = await admin.tenants.create(WHO, TenantCreate(name="acme"))
     of_all = await add(admin, receiver)
     some = await add(admin, receiver, subjects=["limit.soft", "audit.checkpoint"])
     of_tenant = await add(admin, receiver, tenant="acme")
@@ -315,12 +316,12 @@ async def test_who_is_told_of_what(
     assert await told("limit.soft", "ten_other") == {of_all.webhook_id, some.webhook_id}
     assert await told("audit.checkpoint", "") == {of_all.webhook_id, some.webhook_id}
     members = {owner.tenant_id}
-    assert await admin.list_webhooks(members) == [of_tenant]
-    for act in (admin.show_webhook, admin.deliveries):
+    assert await admin.webhooks.all(members) == [of_tenant]
+    for act in (admin.webhooks.show, admin.webhooks.deliveries):
         with pytest.raises(NotFound):
             await act(of_all.webhook_id, whose=members)
     with pytest.raises(NotFound):
-        await admin.remove_webhook(WHO, of_all.webhook_id, members)
+        await admin.webhooks.remove(WHO, of_all.webhook_id, members)
     for _ in range(webhooks.MAX_OF_A_TENANT - 1):
         await add(admin, receiver, tenant="acme")
     with pytest.raises(Invalid, match=r"tenant acme has 5, which is the most"):
@@ -332,36 +333,36 @@ async def test_each_act_leaves_a_row_without_secrets_and_the_database_has_none(
     database: Database, admin: Admin, clock: Clock, receiver: Receiver
 ) -> None:
     webhook = await add(admin, receiver)
-    await admin.test_webhook(WHO, webhook.webhook_id)
-    await admin.resend(WHO, webhook.webhook_id, DeliveryAgain())
+    await admin.webhooks.test(WHO, webhook.webhook_id)
+    await admin.webhooks.resend(WHO, webhook.webhook_id, DeliveryAgain())
     work = sender(database, admin, clock)
     await round_of(work)
     await work.close()
     assert receiver.of("webhook.test", webhook=webhook.webhook_id)
-    await admin.remove_webhook(WHO, webhook.webhook_id)
+    await admin.webhooks.remove(WHO, webhook.webhook_id)
     found = await audited(admin, act="webhook")
     assert [each.action for each in found] == [
         "webhook.add", "webhook.test", "webhook.resend", "webhook.remove",
     ]  # fmt: skip
     assert all(each.target == webhook.webhook_id for each in found)
     assert "hook?from" not in str(found)
-    made, secret = await admin.add_webhook(WHO, WebhookAdd(url=receiver.url))
+    made, secret = await admin.webhooks.add(WHO, WebhookAdd(url=receiver.url))
     stored = await database.read(lambda one: one.execute(select(webhook_rows)).all())
     assert secret not in str(stored)
-    assert (await admin.webhook_secret(made.webhook_id))[0] == receiver.url
-    await admin.create_tenant(WHO, TenantCreate(name="acme"))
-    other = Admin(database, PEPPER[::-1], clock, webhook_private=True)
+    assert (await admin.webhooks.secret(made.webhook_id))[0] == receiver.url
+    await admin.tenants.create(WHO, TenantCreate(name="acme"))
+    other = Admin(Transactions(database, PEPPER[::-1], clock, webhook_private=True))
     with pytest.raises(Invalid, match="another pepper"):
-        await other.webhook_secret(made.webhook_id)
+        await other.webhooks.secret(made.webhook_id)
 
 
 @ON_SQLITE
 async def test_a_webhook_is_not_sealed_with_a_strange_pepper(database: Database, admin: Admin) -> None:
-    await admin.create_tenant(WHO, TenantCreate(name="acme"))
-    await admin.create_key(WHO, KeyCreate(tenant="acme"))
-    other = Admin(database, PEPPER[::-1], webhook_private=True)
+    await admin.tenants.create(WHO, TenantCreate(name="acme"))
+    await admin.keys.create(WHO, KeyCreate(tenant="acme"))
+    other = Admin(Transactions(database, PEPPER[::-1], webhook_private=True))
     with pytest.raises(PepperMismatch):
-        await other.add_webhook(WHO, WebhookAdd(url="http://127.0.0.1:9/"))
+        await other.webhooks.add(WHO, WebhookAdd(url="http://127.0.0.1:9/"))
 
 
 @ON_SQLITE
@@ -370,19 +371,19 @@ async def test_the_line_of_a_webhook_and_the_size_of_an_event_are_bounded(
 ) -> None:
     webhook = await add(admin, receiver)
     await put(database, clock, *(["ten_1"] * (MAX_PENDING + 2)))
-    counts = (await admin.count_deliveries([webhook.webhook_id]))[webhook.webhook_id]
+    counts = (await admin.webhooks.count_deliveries([webhook.webhook_id]))[webhook.webhook_id]
     assert counts == {"pending": MAX_PENDING, "dead": 2}
     with pytest.raises(Invalid, match="which is the most"):
-        await admin.test_webhook(WHO, webhook.webhook_id)
+        await admin.webhooks.test(WHO, webhook.webhook_id)
     with pytest.raises(Invalid, match="which is the most"):
-        await admin.resend(WHO, webhook.webhook_id, DeliveryAgain())
+        await admin.webhooks.resend(WHO, webhook.webhook_id, DeliveryAgain())
     large = OutboxEvent("slo.burn", "ten_1", {"summary": "s", "evidence": {"x": "y" * MAX_BODY_BYTES}})
     [row] = await database.write(lambda one: outbox.put(one, [large], 0, only=webhook.webhook_id))
     assert len(row.body) < MAX_BODY_BYTES
     assert '"evidence":{}' in row.body
     much_later_us = round((clock() + 31 * 86_400) * 1e6)
     await database.write(lambda one: outbox.purge(one, much_later_us))
-    assert (await admin.count_deliveries([webhook.webhook_id]))[webhook.webhook_id] == {
+    assert (await admin.webhooks.count_deliveries([webhook.webhook_id]))[webhook.webhook_id] == {
         "pending": MAX_PENDING
     }
 
@@ -408,7 +409,7 @@ async def test_an_incident_is_told_once_when_it_fires_and_once_when_it_is_over(
     restarted = evaluator(database, look, clock, "two")
     await restarted.flush()
     await round_of(work)
-    [firing] = await admin.list_alerts(fires=True)
+    [firing] = await admin.webhooks.alerts(fires=True)
     assert receiver.of("ledger.drift", state="firing", incident=firing.incident_id)
     assert receiver.taken[0]["data"]["link"] == f"https://console.example{DOWN.page}"
     here.clear()
@@ -417,7 +418,7 @@ async def test_an_incident_is_told_once_when_it_fires_and_once_when_it_is_over(
     await round_of(work)
     assert [each["data"]["state"] for each in receiver.taken] == ["firing", "resolved"]
     assert len({each["data"]["incident"] for each in receiver.taken}) == 1
-    assert await admin.list_alerts(fires=True) == []
+    assert await admin.webhooks.alerts(fires=True) == []
     here.append(DOWN)
     await restarted.flush()
     await round_of(work)
@@ -484,6 +485,6 @@ async def test_alerts_are_bounded_and_old_ones_are_deleted(database: Database, a
     assert evaluated is not None
     assert len(evaluated.resolved) == incidents.MAX_FIRING
     await database.write(lambda one: incidents.purge(one, incidents.KEPT_US + 1))
-    assert len(await admin.list_alerts()) == webhooks.MOST_SHOWN
+    assert len(await admin.webhooks.alerts()) == webhooks.MOST_SHOWN
     await database.write(lambda one: incidents.purge(one, incidents.KEPT_US + 2))
-    assert await admin.list_alerts() == []
+    assert await admin.webhooks.alerts() == []

@@ -10,10 +10,11 @@ import pytest
 from tenants.admin.admin import Admin
 from tenants.admin.commands import KeyCreate, LimitSet, PriceSet, ProjectCreate, SloSet, TenantCreate
 from tenants.admin.cursor import Page
-from tenants.admin.lists.requests import RequestQuery
 from tenants.admin.lists.scans import MOST_SCANNED
 from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
+from tenants.resources.ended import ENDED, EndedQuery
+from tenants.resources.reading import read_page
 from tenants.slo import store as slo_store
 from tenants.slo.slo import METRICS, Missed
 from tenants.storage.database import Database
@@ -44,37 +45,37 @@ async def pages(ask: Ask, limit: int, between: Callable[[], Awaitable[object]] |
 
 async def test_each_list_shows_every_object_once_while_others_arrive(admin: Admin, clock: Clock) -> None:
     for number in range(7):
-        await admin.create_tenant("test", TenantCreate(name=f"b{number}"))
-        await admin.create_project("test", ProjectCreate(tenant="b0", name=f"p{number}"))
-        key, _ = await admin.create_key("test", KeyCreate(tenant="b0"))
-        await admin.set_limit(
+        await admin.tenants.create("test", TenantCreate(name=f"b{number}"))
+        await admin.projects.create("test", ProjectCreate(tenant="b0", name=f"p{number}"))
+        key, _ = await admin.keys.create("test", KeyCreate(tenant="b0"))
+        await admin.limits.set(
             "test", LimitSet(tenant="b0", key=key.key_id, meter="requests", window="day", amount=1)
         )
-        await admin.set_price("test", PriceSet(model=f"m{number}", free=True))
-        await admin.set_slo("test", SloSet(tenant=f"b{number}", tier="batch", metric="e2e", target_s=1))
+        await admin.prices.set("test", PriceSet(model=f"m{number}", free=True))
+        await admin.slos.set("test", SloSet(tenant=f"b{number}", tier="batch", metric="e2e", target_s=1))
         clock.now_s += number % 2  # some of them at one instant
     for metric in METRICS:
-        await admin.set_slo("test", SloSet(tier="batch", metric=metric, target_s=2))
+        await admin.slos.set("test", SloSet(tier="batch", metric=metric, target_s=2))
     arrived = 0
 
     async def arrive() -> None:
         nonlocal arrived
         arrived += 1
-        await admin.create_tenant("test", TenantCreate(name=f"a{arrived}"))
-        await admin.create_project("test", ProjectCreate(tenant="b0", name=f"a{arrived}"))
-        await admin.set_price("test", PriceSet(model=f"a{arrived}", free=True))
+        await admin.tenants.create("test", TenantCreate(name=f"a{arrived}"))
+        await admin.projects.create("test", ProjectCreate(tenant="b0", name=f"a{arrived}"))
+        await admin.prices.set("test", PriceSet(model=f"a{arrived}", free=True))
 
-    tenants = [each.name for each in await pages(admin.page_tenants, 3, arrive)]
+    tenants = [each.name for each in await pages(admin.tenants.page, 3, arrive)]
     assert tenants == [f"b{number}" for number in range(7)], (
         "what comes before the page shown is not in the list"
     )
-    assert sorted(await admin.list_tenants(), key=str) == sorted(await pages(admin.page_tenants, 2), key=str)
+    assert sorted(await admin.tenants.all(), key=str) == sorted(await pages(admin.tenants.page, 2), key=str)
     lists: list[tuple[Ask, list[Any]]] = [
-        (admin.page_projects, await admin.list_projects()),
-        (admin.page_keys, await admin.list_keys()),
-        (admin.page_limits, await admin.view_limits()),
-        (admin.page_slos, await admin.list_slos()),
-        (admin.page_prices, await admin.list_prices()),
+        (admin.projects.page, await admin.projects.all()),
+        (admin.keys.page, await admin.keys.all()),
+        (admin.limits.page, await admin.limits.view_all()),
+        (admin.slos.page, await admin.slos.all()),
+        (admin.prices.page, await admin.prices.all()),
     ]
     for ask, whole in lists:
         for limit in (1, 3, 1000):
@@ -82,35 +83,35 @@ async def test_each_list_shows_every_object_once_while_others_arrive(admin: Admi
             assert sorted(found, key=str) == sorted(whole, key=str), ask.__name__
 
     async def of_tenant(**page: Any) -> Page[Any]:
-        return await admin.page_slos("b1", **page)
+        return await admin.slos.page("b1", **page)
 
     assert len(await pages(of_tenant, 1)) == len(METRICS)
     with pytest.raises(NotFound):
-        await admin.page_keys("none")
+        await admin.keys.page("none")
     for limit in (0, 1_001):
         with pytest.raises(Invalid, match="limit"):
-            await admin.page_limits(limit=limit)
+            await admin.limits.page(limit=limit)
 
 
 async def test_a_cursor_of_another_list_or_filter_is_refused(admin: Admin) -> None:
     for name in ("acme", "globex"):
-        await admin.create_tenant("test", TenantCreate(name=name))
+        await admin.tenants.create("test", TenantCreate(name=name))
         for _ in range(2):
-            await admin.create_key("test", KeyCreate(tenant=name))
-    cursor = (await admin.page_keys("acme", limit=1)).next_cursor
-    assert len((await admin.page_keys("acme", cursor=cursor)).rows) == 1
+            await admin.keys.create("test", KeyCreate(tenant=name))
+    cursor = (await admin.keys.page("acme", limit=1)).next_cursor
+    assert len((await admin.keys.page("acme", cursor=cursor)).rows) == 1
     with pytest.raises(Invalid, match="tenant=acme, and this one is asked with tenant=globex"):
-        await admin.page_keys("globex", cursor=cursor)
+        await admin.keys.page("globex", cursor=cursor)
     with pytest.raises(Invalid, match="'keys', and this is the list of limits"):
-        await admin.page_limits("acme", cursor=cursor)
+        await admin.limits.page("acme", cursor=cursor)
 
 
 async def test_prices_history_goes_on_within_a_version(admin: Admin) -> None:
     for output in (1, 2, 3):
-        await admin.set_price("test", PriceSet(model="m", input_nanousd=1, output_nanousd=output))
+        await admin.prices.set("test", PriceSet(model="m", input_nanousd=1, output_nanousd=output))
 
     async def ask(**page: Any) -> Page[Any]:
-        return await admin.page_price_history("m", **page)
+        return await admin.prices.page_history("m", **page)
 
     whole = await pages(ask, 1000)
     assert len(whole) == 9
@@ -123,7 +124,7 @@ async def test_prices_history_goes_on_within_a_version(admin: Admin) -> None:
 
 async def requests(admin: Admin, limit: int = 7, **wanted: str) -> list[Any]:
     async def ask(**page: Any) -> Page[Any]:
-        return await admin.page_requests(RequestQuery(**wanted), **page)
+        return await read_page(admin, ENDED, EndedQuery(**wanted), **page)
 
     return await pages(ask, limit)
 
@@ -168,11 +169,11 @@ async def test_ended_requests_are_found_by_every_filter_newest_first(
             assert await requests(admin, limit, **wanted) == expected, wanted
     for field, given in {"tenant": "none", "project": "prj_none", "key": "key_none"}.items():
         with pytest.raises(NotFound):
-            await admin.page_requests(RequestQuery(**{field: given}))
+            await read_page(admin, ENDED, EndedQuery(**{field: given}))
     wrong = {"tier": "gold", "model": "a\0", "outcome": "", "since": "yesterday", "project": "default"}
     for field, given in wrong.items():
         with pytest.raises(Invalid) as caught:
-            await admin.page_requests(RequestQuery(**{field: given}))
+            await read_page(admin, ENDED, EndedQuery(**{field: given}))
         assert caught.value.field == {"since": "from", "project": "tenant"}.get(field, field)
 
 
@@ -191,11 +192,11 @@ async def test_a_page_ends_where_it_has_looked_at_enough_and_goes_on_there(
 ) -> None:
     count = MOST_SCANNED * 2 + 10
     await database.write(lambda one: fill(one, Sizes(count, 2, 2), NOW_US))
-    query, cursors, seen = RequestQuery(model="none-such"), 0, RequestQuery(model=f"model-{1 % MODELS}")
-    page = await admin.page_requests(query)
+    query, cursors, seen = EndedQuery(model="none-such"), 0, EndedQuery(model=f"model-{1 % MODELS}")
+    page = await read_page(admin, ENDED, query)
     while page.next_cursor is not None:
         assert page.rows == []
         cursors += 1
-        page = await admin.page_requests(query, cursor=page.next_cursor)
+        page = await read_page(admin, ENDED, query, cursor=page.next_cursor)
     assert cursors == 2
     assert len(await requests(admin, 1000, model=seen.model or "")) == len(range(1, count + 1, MODELS))

@@ -13,6 +13,7 @@ from sqlalchemy import func, select, update
 from tenants.admin.admin import Admin
 from tenants.admin.audit import LINK, Actor
 from tenants.admin.commands import TenantCreate
+from tenants.admin.transaction import Transactions
 from tenants.errors import AlreadyExists, DatabaseUnavailable, Invalid, LogInRefused, NotFound, TooManyLogIns
 from tenants.people.hashing_gate import AT_ONCE
 from tenants.people.passwords import NO_PASSWORD
@@ -45,8 +46,8 @@ class Site:
 
     async def person(self, name: str = "ada", role: Role = Role.OWNER) -> Person:
         """Invited, and with a password."""
-        _, token = await self.admin.invite_person(ACTOR, PersonInvite(name=name, role=role.value))
-        return await self.admin.redeem_link(Actor(LINK, ADDRESS), token, HASH)
+        _, token = await self.admin.people.invite(ACTOR, PersonInvite(name=name, role=role.value))
+        return await self.admin.people.redeem_link(Actor(LINK, ADDRESS), token, HASH)
 
     async def log_in(self, name: str = "ada", password: str = PASSWORD) -> OpenedSession:
         return await self.way_in.log_in(name, password, address=ADDRESS, user_agent="Mozilla/5.0")
@@ -67,7 +68,12 @@ async def site(database: Database, pepper: bytes) -> AsyncIterator[Site]:
     other = open_database(database.url)
     here = People(database, clock)
     made = Site(
-        database, clock, Admin(database, pepper, clock), here, People(other, clock), WayIn(here, clock)
+        database,
+        clock,
+        Admin(Transactions(database, pepper, clock)),
+        here,
+        People(other, clock),
+        WayIn(here, clock),
     )
     yield made
     made.way_in.close()
@@ -75,18 +81,18 @@ async def site(database: Database, pepper: bytes) -> AsyncIterator[Site]:
 
 
 async def test_the_first_owner_is_made_by_a_link_that_works_once(site: Site) -> None:
-    token = await site.admin.make_set_up_link(ACTOR)
+    token = await site.admin.people.make_set_up_link(ACTOR)
     assert token is not None
     link = await site.there.link(token)
     assert link is not None
     assert link.is_set_up
     assert link.role is Role.OWNER
-    owner = await site.admin.redeem_link(Actor(LINK, ADDRESS), token, HASH, "Ada@Example.org")
+    owner = await site.admin.people.redeem_link(Actor(LINK, ADDRESS), token, HASH, "Ada@Example.org")
     assert (owner.name, owner.role, owner.status) == ("ada@example.org", Role.OWNER, "active")
     assert await site.there.link(token) is None
     with pytest.raises(NotFound, match="link"):
-        await site.admin.redeem_link(Actor(LINK, ADDRESS), token, HASH, "mallory")
-    assert await site.admin.make_set_up_link(ACTOR) is None, "there is an owner"
+        await site.admin.people.redeem_link(Actor(LINK, ADDRESS), token, HASH, "mallory")
+    assert await site.admin.people.make_set_up_link(ACTOR) is None, "there is an owner"
     opened = await site.log_in("ADA@example.org")
     found = await site.there.session(opened.cookie_value)
     assert found is not None
@@ -95,31 +101,34 @@ async def test_the_first_owner_is_made_by_a_link_that_works_once(site: Site) -> 
 
 
 async def test_a_newer_set_up_link_replaces_the_older_and_none_works_beside_an_owner(site: Site) -> None:
-    old, new = await site.admin.make_set_up_link(ACTOR), await site.admin.make_set_up_link(ACTOR)
+    old, new = (
+        await site.admin.people.make_set_up_link(ACTOR),
+        await site.admin.people.make_set_up_link(ACTOR),
+    )
     assert old is not None
     assert new is not None
     assert await site.here.link(old) is None
     await site.person()
     assert await site.here.link(new) is None
     with pytest.raises(NotFound):
-        await site.admin.redeem_link(Actor(LINK, ADDRESS), new, HASH, "mallory")
-    assert [each.name for each in await site.admin.list_people()] == ["ada"]
+        await site.admin.people.redeem_link(Actor(LINK, ADDRESS), new, HASH, "mallory")
+    assert [each.name for each in await site.admin.people.all()] == ["ada"]
 
 
 async def test_a_link_ends_after_a_day_and_two_who_open_it_at_once_make_one_password(site: Site) -> None:
-    invited, token = await site.admin.invite_person(ACTOR, PersonInvite(name="ada", role="operator"))
+    invited, token = await site.admin.people.invite(ACTOR, PersonInvite(name="ada", role="operator"))
     assert not invited.has_password
     site.clock.advance(LINK_S - 1)
     assert await site.there.link(token) is not None
-    tries = [site.admin.redeem_link(Actor(LINK, ADDRESS), token, HASH) for _ in range(4)]
+    tries = [site.admin.people.redeem_link(Actor(LINK, ADDRESS), token, HASH) for _ in range(4)]
     done = await asyncio.gather(*tries, return_exceptions=True)
     assert sum(isinstance(each, Person) for each in done) == 1
     assert sum(isinstance(each, NotFound) for each in done) == 3
-    _, late = await site.admin.reset_person(ACTOR, "ada")
+    _, late = await site.admin.people.reset(ACTOR, "ada")
     site.clock.advance(LINK_S)
     assert await site.there.link(late) is None
     with pytest.raises(NotFound):
-        await site.admin.redeem_link(Actor(LINK, ADDRESS), late, HASH)
+        await site.admin.people.redeem_link(Actor(LINK, ADDRESS), late, HASH)
 
 
 @pytest.mark.parametrize("token", ["", "x", "'; --", "\0", "x" * 43, "x" * 100_000])
@@ -127,14 +136,14 @@ async def test_what_is_no_token_opens_nothing(site: Site, token: str) -> None:
     assert await site.here.link(token) is None
     assert await site.here.session(token) is None
     with pytest.raises(NotFound):
-        await site.admin.redeem_link(Actor(LINK, ADDRESS), token, HASH)
+        await site.admin.people.redeem_link(Actor(LINK, ADDRESS), token, HASH)
 
 
 async def test_only_digests_are_stored_and_the_audit_holds_no_secret(site: Site) -> None:
-    _, token = await site.admin.invite_person(ACTOR, PersonInvite(name="ada", role="owner"))
-    await site.admin.redeem_link(Actor(LINK, ADDRESS), token, HASH)
+    _, token = await site.admin.people.invite(ACTOR, PersonInvite(name="ada", role="owner"))
+    await site.admin.people.redeem_link(Actor(LINK, ADDRESS), token, HASH)
     opened = await site.log_in()
-    _, again = await site.admin.reset_person(ACTOR, "ada")
+    _, again = await site.admin.people.reset(ACTOR, "ada")
     told = repr(await audited(site.admin))
     assert "person.invite" in told
     for secret in (token, again, opened.cookie_value, opened.session.csrf_token, HASH, PASSWORD):
@@ -151,12 +160,12 @@ async def test_only_digests_are_stored_and_the_audit_holds_no_secret(site: Site)
 End = Callable[[Site, OpenedSession], Awaitable[Any]]
 ENDS: dict[str, End] = {
     "log-out": lambda site, opened: site.here.log_out(opened.session),
-    "password": lambda site, opened: site.admin.set_password(ACTOR, opened.session.person, HASH),
-    "role": lambda site, _: site.admin.change_person(ACTOR, "ada", PersonChange(role="auditor")),
-    "suspension": lambda site, _: site.admin.suspend_person(ACTOR, "ada"),
-    "reset": lambda site, _: site.admin.reset_person(ACTOR, "ada"),
-    "an owner ends it": lambda site, opened: site.admin.end_session(ACTOR, opened.session.session_id),
-    "an owner ends all": lambda site, _: site.admin.end_sessions(ACTOR, "ada"),
+    "password": lambda site, opened: site.admin.people.set_password(ACTOR, opened.session.person, HASH),
+    "role": lambda site, _: site.admin.people.change(ACTOR, "ada", PersonChange(role="auditor")),
+    "suspension": lambda site, _: site.admin.people.suspend(ACTOR, "ada"),
+    "reset": lambda site, _: site.admin.people.reset(ACTOR, "ada"),
+    "an owner ends it": lambda site, opened: site.admin.person_sessions.end(ACTOR, opened.session.session_id),
+    "an owner ends all": lambda site, _: site.admin.people.end_sessions(ACTOR, "ada"),
 }
 
 
@@ -169,7 +178,7 @@ async def test_a_session_that_ended_is_refused_by_the_other_gateway_at_once(site
     await end(site, opened)
     assert not await site.is_in(opened)
     assert await site.is_in(roots), "another person stays"
-    await site.admin.resume_person(ACTOR, "ada")
+    await site.admin.people.resume(ACTOR, "ada")
     assert not await site.is_in(opened), "and it does not come back"
 
 
@@ -179,13 +188,13 @@ async def test_a_change_of_the_person_while_a_log_in_is_under_way_wins(site: Sit
     found = await site.here.find_for_login("ada")
     assert found is not None
     late = await site.here.open_session(found.person)
-    await site.admin.suspend_person(ACTOR, "ada")
-    await site.admin.resume_person(ACTOR, "ada")
+    await site.admin.people.suspend(ACTOR, "ada")
+    await site.admin.people.resume(ACTOR, "ada")
     with pytest.raises(LogInRefused):
         await site.here.open_session(found.person)
     assert not await site.is_in(late)
     with pytest.raises(LogInRefused):
-        await site.admin.set_password(ACTOR, found.person, HASH)
+        await site.admin.people.set_password(ACTOR, found.person, HASH)
 
 
 async def test_a_change_made_elsewhere_beside_a_log_in_ends_its_session(site: Site) -> None:
@@ -202,7 +211,7 @@ async def test_a_change_made_elsewhere_beside_a_log_in_ends_its_session(site: Si
 async def test_a_suspended_person_is_refused_by_the_way_in_itself(site: Site) -> None:
     await site.person("root")
     person = await site.person()
-    await site.admin.suspend_person(ACTOR, "ada")
+    await site.admin.people.suspend(ACTOR, "ada")
     with pytest.raises(LogInRefused):
         await site.way_in.confirm(person, PASSWORD, address=ADDRESS)
 
@@ -299,8 +308,8 @@ async def test_unknown_suspended_invited_and_wrong_are_told_apart_by_nothing(sit
     await site.person("root")
     await site.person()
     await site.person("gone", Role.AUDITOR)
-    await site.admin.suspend_person(ACTOR, "gone")
-    await site.admin.invite_person(ACTOR, PersonInvite(name="invited", role="operator"))
+    await site.admin.people.suspend(ACTOR, "gone")
+    await site.admin.people.invite(ACTOR, PersonInvite(name="invited", role="operator"))
     told = set[str]()
     cases = [("ada", "wrong words, but enough"), ("unknown", PASSWORD), ("gone", PASSWORD)]
     cases += [("invited", PASSWORD), ("invited", ""), ("", ""), ("a\0b", PASSWORD), ("\ud800", "\ud800" * 12)]
@@ -332,26 +341,26 @@ async def test_the_password_is_asked_again_and_strangers_do_not_slow_that(site: 
 
 async def test_the_last_owner_stays(site: Site) -> None:
     await site.person()
-    _, unused = await site.admin.invite_person(ACTOR, PersonInvite(name="bo", role="owner"))
+    _, unused = await site.admin.people.invite(ACTOR, PersonInvite(name="bo", role="owner"))
     for act in (
-        site.admin.suspend_person(ACTOR, "ada"),
-        site.admin.change_person(ACTOR, "ada", PersonChange(role="operator")),
+        site.admin.people.suspend(ACTOR, "ada"),
+        site.admin.people.change(ACTOR, "ada", PersonChange(role="operator")),
     ):
         with pytest.raises(Invalid, match="last owner"):
             await act
-    await site.admin.suspend_person(ACTOR, "bo")
-    await site.admin.resume_person(ACTOR, "bo")
-    await site.admin.redeem_link(Actor(LINK, ADDRESS), unused, HASH)
+    await site.admin.people.suspend(ACTOR, "bo")
+    await site.admin.people.resume(ACTOR, "bo")
+    await site.admin.people.redeem_link(Actor(LINK, ADDRESS), unused, HASH)
     done = await asyncio.gather(
-        site.admin.suspend_person(ACTOR, "ada"),
-        site.admin.suspend_person(ACTOR, "bo"),
+        site.admin.people.suspend(ACTOR, "ada"),
+        site.admin.people.suspend(ACTOR, "bo"),
         return_exceptions=True,
     )
     assert sum(isinstance(each, Invalid) for each in done) == 1, "not both at once"
 
 
 async def test_a_member_has_tenants_and_no_other_role_does(site: Site) -> None:
-    acme = await site.admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    acme = await site.admin.tenants.create(ACTOR, TenantCreate(name="acme"))
     for wanted, says in [
         (PersonInvite(name="m", role="member"), "needs 1 to 100 tenants"),
         (PersonInvite(name="m", role="member", tenants=[]), "needs 1 to 100 tenants"),
@@ -360,32 +369,32 @@ async def test_a_member_has_tenants_and_no_other_role_does(site: Site) -> None:
         (PersonInvite(name="two words", role="owner"), "without spaces"),
     ]:
         with pytest.raises(Invalid, match=says):
-            await site.admin.invite_person(ACTOR, wanted)
+            await site.admin.people.invite(ACTOR, wanted)
     with pytest.raises(NotFound, match="tenant"):
-        await site.admin.invite_person(ACTOR, PersonInvite(name="m", role="member", tenants=["nope"]))
-    member, _ = await site.admin.invite_person(
+        await site.admin.people.invite(ACTOR, PersonInvite(name="m", role="member", tenants=["nope"]))
+    member, _ = await site.admin.people.invite(
         ACTOR, PersonInvite(name="m", role="member", tenants=["acme", acme.tenant_id])
     )
     assert member.tenants == {acme.tenant_id}
     with pytest.raises(AlreadyExists):
-        await site.admin.invite_person(ACTOR, PersonInvite(name="M", role="owner"))
+        await site.admin.people.invite(ACTOR, PersonInvite(name="M", role="owner"))
     with pytest.raises(Invalid, match="say what changes"):
-        await site.admin.change_person(ACTOR, "m", PersonChange())
-    auditor = await site.admin.change_person(ACTOR, "m", PersonChange(role="auditor"))
+        await site.admin.people.change(ACTOR, "m", PersonChange())
+    auditor = await site.admin.people.change(ACTOR, "m", PersonChange(role="auditor"))
     assert auditor.tenants == frozenset()
     [shown] = await site.admin.with_names([member.as_json()])
     assert shown["tenants"] == [{"tenant_id": acme.tenant_id, "tenant": "acme"}]
     for reference in ("unknown", "psn_none", "a\0b", ""):
         with pytest.raises(NotFound):
-            await site.admin.show_person(reference)
+            await site.admin.people.show(reference)
 
 
 async def test_every_act_on_people_is_in_the_audit(site: Site) -> None:
     await site.person("root")
     await site.person()
     opened = await site.log_in()
-    await site.admin.end_session(ACTOR, opened.session.session_id)
-    await site.admin.suspend_person(ACTOR, "ada")
+    await site.admin.person_sessions.end(ACTOR, opened.session.session_id)
+    await site.admin.people.suspend(ACTOR, "ada")
     rows = await audited(site.admin)
     assert [(row.action, row.actor) for row in rows[-4:]] == [
         ("person.invite", "cli:tester"),
@@ -396,7 +405,7 @@ async def test_every_act_on_people_is_in_the_audit(site: Site) -> None:
     assert rows[-1].before is not None
     assert rows[-1].after is not None
     assert (rows[-1].before["status"], rows[-1].after["status"]) == ("active", "suspended")
-    assert [each.person.name for each in await site.admin.list_sessions()] == []
+    assert [each.person.name for each in await site.admin.person_sessions.all()] == []
 
 
 async def test_with_the_database_lost_no_log_in_is_accepted_and_none_counts(site: Site) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tenants.admin import prices
 from tenants.admin.admin import Admin
 from tenants.admin.commands import PriceSet
+from tenants.admin.transaction import Transactions
 from tenants.directory.directory import Directory
 from tenants.errors import Invalid, NotFound, UnknownPrice
 from tenants.pricing import pricing
@@ -25,21 +26,21 @@ SMALL = Price(150, 75, 600)
 
 @pytest.fixture
 def admin(database: Database, pepper: bytes) -> Admin:
-    return Admin(database, pepper, Clock(), MULTIPLIERS)
+    return Admin(Transactions(database, pepper, Clock(), MULTIPLIERS))
 
 
 async def test_settings_seed_what_the_book_does_not_know_and_change_nothing_else(
     admin: Admin, directory: Directory
 ) -> None:
     assert directory.prices.version == 0
-    assert await admin.seed_prices(ACTOR, {"small": SMALL, "gift": FREE}) == ["gift", "small"]
+    assert await admin.prices.seed(ACTOR, {"small": SMALL, "gift": FREE}) == ["gift", "small"]
     await directory.refresh()
     book = directory.prices
     assert book.version == 1
     assert {tier: book.entry("small", tier).multiplier for tier in Tier} == MULTIPLIERS
     assert book.cost_nanousd("small", Tier.BATCH, 100, 0, 10) == (100 * 150 + 10 * 600) // 10
-    assert await admin.seed_prices(ACTOR, {"small": FREE}) == []
-    assert await admin.seed_prices(ACTOR, {"small": FREE, "large": SMALL}) == ["large"]
+    assert await admin.prices.seed(ACTOR, {"small": FREE}) == []
+    assert await admin.prices.seed(ACTOR, {"small": FREE, "large": SMALL}) == ["large"]
     await directory.refresh()
     assert (directory.prices.version, directory.prices.entry("small", Tier.STANDARD).price) == (2, SMALL)
     assert [row.action for row in await audited(admin)] == ["price.seed", "price.seed"]
@@ -48,15 +49,15 @@ async def test_settings_seed_what_the_book_does_not_know_and_change_nothing_else
 async def test_every_change_is_a_version_and_old_ones_stay_what_they_were(
     admin: Admin, directory: Directory
 ) -> None:
-    await admin.seed_prices(ACTOR, {"small": SMALL})
-    rows = await admin.set_price(ACTOR, PriceSet(model="small", output_nanousd=700))
+    await admin.prices.seed(ACTOR, {"small": SMALL})
+    rows = await admin.prices.set(ACTOR, PriceSet(model="small", output_nanousd=700))
     assert [(row.version, row.tier, row.entry.price.output_nanousd) for row in rows] == [
         (2, tier, 700) for tier in Tier
     ]
     change = {"input_nanousd": 10, "cached_input_nanousd": 1, "multiplier": 400, "cached_input_weight": 250}
-    await admin.set_price(ACTOR, PriceSet(model="small", tier="batch", **change))
-    await admin.set_price(ACTOR, PriceSet(model="gift", free=True))
-    await admin.set_price(ACTOR, PriceSet(model="gift", multiplier=400, tier="batch"))
+    await admin.prices.set(ACTOR, PriceSet(model="small", tier="batch", **change))
+    await admin.prices.set(ACTOR, PriceSet(model="gift", free=True))
+    await admin.prices.set(ACTOR, PriceSet(model="gift", multiplier=400, tier="batch"))
     await directory.refresh()
     assert directory.prices.version == 5
     assert directory.prices.entry("small", Tier.BATCH) == PriceEntry(
@@ -73,26 +74,26 @@ async def test_every_change_is_a_version_and_old_ones_stay_what_they_were(
     with pytest.raises(UnknownPrice):
         (await directory.prices_at(3)).entry("gift", Tier.STANDARD)
     assert (await directory.prices_at(0)) is directory.prices
-    history = (await admin.page_price_history("small")).rows
+    history = (await admin.prices.page_history("small")).rows
     assert [(row.version, row.tier) for row in history] == [
         (3, Tier.BATCH),
         *((2, tier) for tier in Tier),
         *((1, tier) for tier in Tier),
     ]
-    assert [row.version for row in (await admin.page_price_history("small", limit=1)).rows] == [3]
+    assert [row.version for row in (await admin.prices.page_history("small", limit=1)).rows] == [3]
 
 
 async def test_a_change_that_changes_nothing_makes_no_version(admin: Admin, directory: Directory) -> None:
-    await admin.seed_prices(ACTOR, {"small": SMALL})
-    await admin.set_price(ACTOR, PriceSet(model="small", input_nanousd=150, output_nanousd=600))
-    await admin.set_price(ACTOR, PriceSet(model="small", multiplier=100, tier="batch"))
+    await admin.prices.seed(ACTOR, {"small": SMALL})
+    await admin.prices.set(ACTOR, PriceSet(model="small", input_nanousd=150, output_nanousd=600))
+    await admin.prices.set(ACTOR, PriceSet(model="small", multiplier=100, tier="batch"))
     await directory.refresh()
     assert directory.prices.version == 1
 
 
 async def test_acts_on_prices_are_audited(admin: Admin) -> None:
-    await admin.seed_prices(ACTOR, {"small": SMALL})
-    await admin.set_price(ACTOR, PriceSet(model="small", output_nanousd=700, tier="batch"))
+    await admin.prices.seed(ACTOR, {"small": SMALL})
+    await admin.prices.set(ACTOR, PriceSet(model="small", output_nanousd=700, tier="batch"))
     seeded, changed = await audited(admin)
     assert (seeded.action, seeded.target, seeded.after) == ("price.seed", "version 1", {"models": ["small"]})
     assert (changed.action, changed.target) == ("price.set", "small")
@@ -107,9 +108,9 @@ async def test_a_new_price_reaches_a_running_server_by_itself(
     directory: Directory, database_url: str, pepper: bytes
 ) -> None:
     elsewhere = open_database(database_url)
-    other = Admin(elsewhere, pepper)
+    other = Admin(Transactions(elsewhere, pepper))
     held = directory.prices
-    await other.set_price(ACTOR, PriceSet(model="small", input_nanousd=3, output_nanousd=5))
+    await other.prices.set(ACTOR, PriceSet(model="small", input_nanousd=3, output_nanousd=5))
     await directory.next_poll()
     await directory.next_poll()
     assert directory.prices.cost_nanousd("small", Tier.STANDARD, 1, 0, 1) == 8
@@ -122,7 +123,7 @@ async def test_a_new_price_reaches_a_running_server_by_itself(
 async def test_bad_prices_name_their_field_and_make_no_version(
     admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await admin.seed_prices(ACTOR, {"small": SMALL})
+    await admin.prices.seed(ACTOR, {"small": SMALL})
     whole: dict[str, Any] = {"input_nanousd": 1, "output_nanousd": 1}
     for field, model, change, tier in (
         ("tier", "small", whole, "gold"),
@@ -136,17 +137,17 @@ async def test_bad_prices_name_their_field_and_make_no_version(
         ("free", "small", {"free": True, "output_nanousd": 1}, None),
     ):
         with pytest.raises(Invalid) as caught:
-            await admin.set_price(ACTOR, PriceSet(model=model, tier=tier, **change))
+            await admin.prices.set(ACTOR, PriceSet(model=model, tier=tier, **change))
         assert caught.value.field == field
     with pytest.raises(NotFound, match="price"):
-        await admin.page_price_history("new")
+        await admin.prices.page_history("new")
     with pytest.raises(Invalid, match="limit"):
-        await admin.page_price_history("small", limit=0)
+        await admin.prices.page_history("small", limit=0)
     monkeypatch.setattr(pricing, "MAX_MODELS", 1)
     with pytest.raises(Invalid, match="at most 1 models"):
-        await admin.set_price(ACTOR, PriceSet(model="new", **whole))
+        await admin.prices.set(ACTOR, PriceSet(model="new", **whole))
     monkeypatch.setattr(prices, "MAX_VERSIONS", 1)
     with pytest.raises(Invalid, match="versions"):
-        await admin.set_price(ACTOR, PriceSet(model="small", free=True))
-    assert {row.version for row in await admin.list_prices()} == {1}
+        await admin.prices.set(ACTOR, PriceSet(model="small", free=True))
+    assert {row.version for row in await admin.prices.all()} == {1}
     assert len(await audited(admin)) == 1

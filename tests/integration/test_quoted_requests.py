@@ -12,12 +12,12 @@ from engine.forecast.wait.forecast import Figures
 from engine.messages import SamplingParams
 from gateway.domain.call import Call
 from gateway.domain.ids import new_request_id
-from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.quote_binding import Binding
 from gateway.domain.quote_token import Quote
 from gateway.domain.timeline import TimelineKind
 from gateway.requests.run import Closed, Run
 from gateway.upstream.base import UpstreamLost
+from tenants.outcomes import RequestOutcome
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.storage.database import open_database
 from tenants.types import Amounts, Tier

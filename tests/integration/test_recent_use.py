@@ -10,6 +10,7 @@ import pytest
 from gateway.routes.views.exhaustion_view import exhaustion_of, recent_use
 from tenants.admin.admin import Admin
 from tenants.admin.commands import KeyCreate, TenantCreate
+from tenants.admin.transaction import Transactions
 from tenants.errors import DatabaseUnavailable
 from tenants.quota.projection import ObservedUse
 from tenants.quota.store import LimitState
@@ -31,9 +32,9 @@ def limit_of(tenant_id: str, meter: Meter, kind: SubjectKind = SubjectKind.TENAN
 @pytest.fixture
 async def used(database: Database, pepper: bytes) -> tuple[Admin, str]:
     """A tenant with charges at 8:59, 9:00, 10:15 (folded) and 10:29 (not folded yet)."""
-    admin = Admin(database, pepper, lambda: NOW_US / 1e6)
-    tenant = await admin.create_tenant("cli", TenantCreate(name="acme"))
-    other = await admin.create_tenant("cli", TenantCreate(name="other"))
+    admin = Admin(Transactions(database, pepper, lambda: NOW_US / 1e6))
+    tenant = await admin.tenants.create("cli", TenantCreate(name="acme"))
+    other = await admin.tenants.create("cli", TenantCreate(name="other"))
     at_minutes = {"before": 8 * 60 + 59, "first": 9 * 60, "second": 10 * 60 + 15}
     owned: dict[str, Any] = {"tenant_id": tenant.tenant_id}
     rows = [row(name, at_us=MONDAY_US + at * 60_000_000, **owned) for name, at in at_minutes.items()]
@@ -77,7 +78,7 @@ async def test_what_was_given_back_of_an_earlier_hour_is_no_use(
     _, tenant_id = used
     given_back: dict[str, Any] = {"input_tokens": 0, "output_tokens": 0, "cost_nanousd": 0, "gpu_ms": -9}
     later_us = NOW_US + 3 * HOUR_US
-    admin = Admin(database, pepper, lambda: later_us / 1e6)
+    admin = Admin(Transactions(database, pepper, lambda: later_us / 1e6))
     adjusted = row(
         "third", "adjust", tenant_id=tenant_id, at_us=later_us - 60_000_000, requests=-1, **given_back
     )
@@ -95,8 +96,8 @@ async def test_a_limit_of_a_key_or_a_project_sees_its_own_use_of_two_days(
     used: tuple[Admin, str], database: Database
 ) -> None:
     admin, tenant_id = used
-    key, _ = await admin.create_key("cli", KeyCreate(tenant=tenant_id))
-    other, _ = await admin.create_key("cli", KeyCreate(tenant=tenant_id))
+    key, _ = await admin.keys.create("cli", KeyCreate(tenant=tenant_id))
+    other, _ = await admin.keys.create("cli", KeyCreate(tenant=tenant_id))
     owned = {"tenant_id": tenant_id, "project_id": key.project_id}
     day_us = 24 * HOUR_US
     for name, at_us, used_by in (

@@ -226,7 +226,7 @@ async def test_the_oldest_rows_beyond_the_bound_go(
 async def test_pages_go_on_where_they_ended_while_rows_arrive(
     admin: Admin, recorder: RefusalRecorder, clock: Clock
 ) -> None:
-    tenant = await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    tenant = await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
     ids = (tenant.tenant_id, "prj", "key")
     for number in range(25):
         recorder.note(denied(f"lim_{number}"), f"req_{number:02}", ids)
@@ -254,8 +254,8 @@ async def test_a_tenants_cursor_names_no_request_of_another(
     admin: Admin, recorder: RefusalRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenants.admin.lists.scans.MOST_SCANNED", 2)
-    acme = await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    other = await admin.create_tenant(ACTOR, TenantCreate(name="other"))
+    acme = await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+    other = await admin.tenants.create(ACTOR, TenantCreate(name="other"))
     for number in range(3):
         recorder.note(denied("lim_theirs"), f"req_theirs_{number}", (other.tenant_id, "", ""))
         recorder.note(denied("lim_mine"), f"req_mine_{number}", (acme.tenant_id, "", ""))
@@ -273,9 +273,9 @@ async def test_a_tenants_cursor_names_no_request_of_another(
 
 
 async def test_each_filter_finds_its_own(admin: Admin, recorder: RefusalRecorder) -> None:
-    acme = await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
-    other = await admin.create_tenant(ACTOR, TenantCreate(name="other"))
-    key, _ = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
+    acme = await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+    other = await admin.tenants.create(ACTOR, TenantCreate(name="other"))
+    key, _ = await admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
     mine = (acme.tenant_id, key.project_id, key.key_id)
     recorder.note(denied("lim_mine"), "req_mine", mine, model="m", tier="batch")
     recorder.note(errors.engine_unavailable(), "req_other", (other.tenant_id, "", ""), model="n")
@@ -336,7 +336,7 @@ async def test_bad_filters_are_named(admin: Admin) -> None:
 async def test_counts_by_time_and_groups_in_pages(
     admin: Admin, recorder: RefusalRecorder, clock: Clock
 ) -> None:
-    tenant = await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    tenant = await admin.tenants.create(ACTOR, TenantCreate(name="acme"))
     start_s = clock.now_s
     for minute in range(120):
         recorder.note(denied(f"lim_{minute % 2}"), f"req_{minute}", (tenant.tenant_id, "", ""))

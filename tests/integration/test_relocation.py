@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from engine.messages import Delta, SequenceState
-from gateway.domain.outcomes import RequestOutcome
 from gateway.requests.run import Run, SequenceOutput
 from gateway.upstream.base import MovableUpstream, Upstream, UpstreamLost, UpstreamUnavailable, Wording
+from tenants.outcomes import RequestOutcome
 from tenants.storage.database import Database, open_database
 from tests.integration.test_lifecycle import PROMPT, TIME_LIMITS, House, ScriptedEngine, told
 from tests.support.engine_process import until

@@ -9,7 +9,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from engine.step_time.model import PRIOR
-from gateway.domain.outcomes import RequestOutcome
 from gateway.explain import slo_monitor
 from gateway.explain.attribution import MissVerdict, RequestFacts
 from gateway.explain.fluid_share import FluidMachine, Job
@@ -18,7 +17,11 @@ from gateway.explain.timeline_writer import TimelineWriter
 from gateway.statistics import MEMORY
 from tenants.admin.admin import Admin
 from tenants.admin.commands import SloSet
+from tenants.admin.transaction import Transactions
 from tenants.ledger import timelines as stored
+from tenants.outcomes import RequestOutcome
+from tenants.resources.misses import MISSES, MissQuery
+from tenants.resources.reading import read_page
 from tenants.storage.database import Database, open_database
 from tenants.types import Tier
 
@@ -34,7 +37,7 @@ class House:
 
     def __init__(self, database: Database, pepper: bytes, machine: FluidMachine | None = MACHINE) -> None:
         self.registry = CollectorRegistry()
-        self.admin = Admin(database, pepper, clock=lambda: NOW_S)
+        self.admin = Admin(Transactions(database, pepper, clock=lambda: NOW_S))
         self.revision = 0
         self.now_s = 0.0
         self.took_s = 0.0
@@ -48,7 +51,7 @@ class House:
         return self.now_s
 
     async def target(self, target_s: float) -> None:
-        await self.admin.set_slo("test", SloSet(tier="standard", metric="ttft", target_s=target_s))
+        await self.admin.slos.set("test", SloSet(tier="standard", metric="ttft", target_s=target_s))
         self.revision += 1
         await self.monitor.refresh()
 
@@ -70,11 +73,11 @@ async def test_a_miss_is_judged_counted_and_written_with_its_evidence(
     await house.monitor.judge_pending()
     await house.monitor.flush()
 
-    (missed,) = (await house.admin.page_misses()).rows
+    (missed,) = (await read_page(house.admin, MISSES, MissQuery())).rows
     assert (missed.request_id, missed.cause, missed.actual_us) == ("req_1", "scheduling", 2_000_000)
     assert missed.evidence["alone_s"] > 0
     assert [(name, verdict.cause.value) for name, verdict in told] == [("req_1", "scheduling")]
-    (report,) = await house.admin.slo_report()
+    (report,) = await house.admin.slos.report()
     assert (report.period.total, report.period.missed) == (2, 1)
     assert house.count("fairgate_slo_misses_total", metric="ttft", tier="standard", cause="scheduling") == 1
     assert house.count("fairgate_slo_requests_total", metric="ttft", tier="standard", met="yes") == 1
@@ -122,7 +125,7 @@ async def test_beyond_what_may_wait_misses_are_counted_and_not_explained(
     assert len(house.load.pending) == 2
     assert house.count("fairgate_slo_misses_total", metric="ttft", tier="standard", cause="unjudged") == 3
     await house.monitor.flush()
-    (report,) = await house.admin.slo_report()
+    (report,) = await house.admin.slos.report()
     assert report.period.missed == 5
 
 
@@ -136,9 +139,9 @@ async def test_who_is_refused_for_a_target_has_missed_it(database: Database, pep
     assert house.count("fairgate_slo_requests_total", metric="ttft", tier="standard", met="no") == 1
     assert house.load.attainment.value == 1.0, "of those that got in line"
     await house.monitor.flush()
-    (report,) = await house.admin.slo_report()
+    (report,) = await house.admin.slos.report()
     assert (report.period.total, report.period.missed) == (2, 1)
-    assert (await house.admin.page_misses()).rows == []
+    assert (await read_page(house.admin, MISSES, MissQuery())).rows == []
 
 
 async def test_without_a_step_time_model_the_cause_is_unknown(database: Database, pepper: bytes) -> None:
@@ -148,7 +151,7 @@ async def test_without_a_step_time_model_the_cause_is_unknown(database: Database
     await house.monitor.judge_pending()
     await house.monitor.flush()
 
-    assert [each.cause for each in (await house.admin.page_misses()).rows] == ["unknown"]
+    assert [each.cause for each in (await read_page(house.admin, MISSES, MissQuery())).rows] == ["unknown"]
 
 
 async def test_a_database_that_is_away_delays_and_loses_nothing(sqlite_url: str, pepper: bytes) -> None:
@@ -174,9 +177,9 @@ async def test_a_database_that_is_away_delays_and_loses_nothing(sqlite_url: str,
         row = await stored.find(again, "req_1")
         assert row is not None
         assert row.packed == b"packed"
-        admin = Admin(again, pepper, clock=lambda: NOW_S)
-        assert [each.request_id for each in (await admin.page_misses()).rows] == ["req_1"]
-        assert [each.period.missed for each in await admin.slo_report()] == [1]
+        admin = Admin(Transactions(again, pepper, clock=lambda: NOW_S))
+        assert [each.request_id for each in (await read_page(admin, MISSES, MissQuery())).rows] == ["req_1"]
+        assert [each.period.missed for each in await admin.slos.report()] == [1]
     finally:
         await again.close()
 

@@ -6,9 +6,12 @@ import pytest
 
 from tenants.admin.admin import Admin
 from tenants.admin.commands import SloSet, TenantCreate
+from tenants.admin.transaction import Transactions
 from tenants.errors import Invalid, NotFound
 from tenants.ledger import timelines
 from tenants.ledger.timelines import StoredTimeline
+from tenants.resources.misses import MISSES, MissQuery
+from tenants.resources.reading import read_page
 from tenants.slo import store as slo_store
 from tenants.slo.slo import DAY_S, SPAN_S, Missed, SloTally
 from tenants.slo.store import CountKey
@@ -21,7 +24,7 @@ NOW_S = 1_700_000_130.0
 
 @pytest.fixture
 def admin(database: Database, pepper: bytes) -> Admin:
-    return Admin(database, pepper, clock=lambda: NOW_S)
+    return Admin(Transactions(database, pepper, clock=lambda: NOW_S))
 
 
 def _missed(request_id: str, cause: str, at_s: float = NOW_S, tenant_id: str = "ten_a") -> Missed:
@@ -33,20 +36,22 @@ def _missed(request_id: str, cause: str, at_s: float = NOW_S, tenant_id: str = "
 async def test_setting_a_target_again_replaces_it_and_every_act_is_audited(
     admin: Admin, database: Database
 ) -> None:
-    tenant = await admin.create_tenant("test", TenantCreate(name="acme"))
-    first = await admin.set_slo("test", SloSet(tier="standard", metric="ttft", target_s=0.5))
-    again = await admin.set_slo("test", SloSet(tier="standard", metric="ttft", target_s=0.4, percentile=99.9))
-    own = await admin.set_slo("test", SloSet(tier="standard", metric="ttft", target_s=0.2, tenant="acme"))
+    tenant = await admin.tenants.create("test", TenantCreate(name="acme"))
+    first = await admin.slos.set("test", SloSet(tier="standard", metric="ttft", target_s=0.5))
+    again = await admin.slos.set(
+        "test", SloSet(tier="standard", metric="ttft", target_s=0.4, percentile=99.9)
+    )
+    own = await admin.slos.set("test", SloSet(tier="standard", metric="ttft", target_s=0.2, tenant="acme"))
 
     assert again.slo_id == first.slo_id
-    assert [(each.tenant_id, each.target_us, each.per_mille) for each in await admin.list_slos()] == [
+    assert [(each.tenant_id, each.target_us, each.per_mille) for each in await admin.slos.all()] == [
         ("", 400_000, 999),
         (tenant.tenant_id, 200_000, 950),
     ]
-    assert [each.slo_id for each in await admin.list_slos("acme")] == [own.slo_id]
-    await admin.remove_slo("test", own.slo_id)
+    assert [each.slo_id for each in await admin.slos.all("acme")] == [own.slo_id]
+    await admin.slos.remove("test", own.slo_id)
     with pytest.raises(NotFound):
-        await admin.remove_slo("test", own.slo_id)
+        await admin.slos.remove("test", own.slo_id)
     rows = await audited(admin)
     assert [row.action for row in rows][-4:] == ["slo.set", "slo.set", "slo.set", "slo.remove"]
     assert rows[-3].before == first.as_json()
@@ -70,14 +75,14 @@ async def test_a_target_that_makes_no_sense_is_refused_by_its_field(
 ) -> None:
     sensible = {"tier": "standard", "metric": "ttft", "target_s": 0.5}
     with pytest.raises(Invalid) as refused:
-        await admin.set_slo("test", SloSet(**sensible | wanted))  # type: ignore[arg-type]
+        await admin.slos.set("test", SloSet(**sensible | wanted))  # type: ignore[arg-type]
 
     assert refused.value.field == field
 
 
 async def test_counts_of_several_gateways_add_up_and_burn(admin: Admin, database: Database) -> None:
-    tenant = await admin.create_tenant("test", TenantCreate(name="acme"))
-    await admin.set_slo("test", SloSet(tier="standard", metric="ttft", target_s=0.5))
+    tenant = await admin.tenants.create("test", TenantCreate(name="acme"))
+    await admin.slos.set("test", SloSet(tier="standard", metric="ttft", target_s=0.5))
     key = CountKey(tenant.tenant_id, "standard", "ttft")
     for missed in (0, 30):
         await slo_store.add(database, {key: SloTally(100, missed)}, [], NOW_S)
@@ -86,15 +91,18 @@ async def test_counts_of_several_gateways_add_up_and_burn(admin: Admin, database
     await slo_store.add(database, {}, misses, NOW_S)
     await slo_store.add(database, {}, misses, NOW_S)
 
-    (report,) = await admin.slo_report()
+    (report,) = await admin.slos.report()
     assert (report.tenant_name, report.period) == ("acme", SloTally(200, 30))
     assert report.as_json()["attainment"] == 0.85
     assert report.as_json()["budget_left"] == -2.0
     assert [each.long_rate for each in report.burning] == pytest.approx([3.0, 3.0, 3.0])
     assert report.causes == {"quota": 2, "capacity": 1}
-    assert await admin.slo_report(tier="batch") == []
-    assert [each.request_id for each in (await admin.page_misses(cause="quota")).rows] == ["r0", "r1"]
-    (one,) = await admin.misses_of("r2")
+    assert await admin.slos.report(tier="batch") == []
+    assert [each.request_id for each in (await read_page(admin, MISSES, MissQuery(cause="quota"))).rows] == [
+        "r0",
+        "r1",
+    ]
+    (one,) = await admin.slos.misses_of("r2")
     assert one.evidence == {"fair_s": 1.5}
     assert one.actual_us is None
 
@@ -115,13 +123,13 @@ async def test_what_no_report_asks_for_is_taken_away(admin: Admin, database: Dat
     )
     assert len(days[key]) == 2, "a week ago is in the period"
     assert len(spans[key]) == 1, "and in no window"
-    assert [each.request_id for each in (await admin.page_misses()).rows] == ["new", "week"]
+    assert [each.request_id for each in (await read_page(admin, MISSES, MissQuery())).rows] == ["new", "week"]
     await slo_store.purge(database, NOW_S, most_misses=1)
-    assert [each.request_id for each in (await admin.page_misses()).rows] == ["new"]
+    assert [each.request_id for each in (await read_page(admin, MISSES, MissQuery())).rows] == ["new"]
 
 
 async def test_targets_are_read_as_they_were_set(admin: Admin, database: Database) -> None:
-    made = await admin.set_slo("test", SloSet(tier="batch", metric="e2e", target_s=90, percentile=50))
+    made = await admin.slos.set("test", SloSet(tier="batch", metric="e2e", target_s=90, percentile=50))
 
     assert await slo_store.read_slos(database) == [made]
     assert made.tier is Tier.BATCH

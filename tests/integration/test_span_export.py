@@ -14,7 +14,6 @@ import pytest
 from engine.messages import Decision, SequenceOutcome
 from engine.telemetry.sender import SpanSender, SpanTarget, open_sender
 from engine.telemetry.spans import SpanKind, SpanRecord
-from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.timeline import Event, TimelineKind
 from gateway.trace_context import SAMPLED, TraceContext
 from gateway.tracing.build import KeptTrace
@@ -23,6 +22,7 @@ from gateway.tracing.tracer import Tracer
 from ops.serving import doctor
 from ops.settings.settings import Settings
 from ops.settings.telemetry import PATH, TelemetrySettings
+from tenants.outcomes import RequestOutcome
 from tests.support.otlp_receiver import OtlpReceiver, otlp_receiver
 from tests.support.server_process import until
 

@@ -16,7 +16,6 @@ import pytest
 from engine.messages import TIER_RANKS
 from gateway.budget.holds import BudgetDenied
 from gateway.cluster.crash_charge import reckon
-from gateway.domain.outcomes import RequestOutcome
 from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
 from gateway.pools.pool import Lifecycles
@@ -25,6 +24,7 @@ from gateway.requests.run import Run
 from gateway.requests.tier_change import NotWaiting, TierHasLimits
 from tenants.errors import DatabaseUnavailable
 from tenants.ledger.rows import LedgerRow
+from tenants.outcomes import RequestOutcome
 from tenants.quota.store import QuotaStoreUnavailable
 from tenants.storage.database import open_database
 from tenants.types import Limit, Meter, SubjectKind, Tier, Window

@@ -12,6 +12,7 @@ import pytest
 from tenants.admin.admin import Admin
 from tenants.admin.lists.usage import UsageAsked
 from tenants.admin.lists.usage_export import export_usage
+from tenants.admin.transaction import Transactions
 from tenants.errors import Invalid, Overloaded
 from tenants.ledger.batch_insert import COLUMNS
 from tenants.storage.database import Database
@@ -21,7 +22,7 @@ from tests.support.usage import traffic, write
 
 async def lines(admin: Admin, form: str, window: str, group_by: str = "") -> list[str]:
     asked = UsageAsked(from_="2026-01-05", to="2026-01-12", window=window, group_by=group_by)
-    return "".join([text async for text in await export_usage(admin, asked, form)]).splitlines()
+    return "".join([text async for text in await export_usage(admin.transactions, asked, form)]).splitlines()
 
 
 @pytest.mark.parametrize(("window", "groups"), [("day", ""), ("month", "label:team,outcome")])
@@ -29,7 +30,7 @@ async def test_all_formats_add_up_to_the_ledger(
     database: Database, pepper: bytes, monkeypatch: pytest.MonkeyPatch, window: str, groups: str
 ) -> None:
     monkeypatch.setattr("tenants.admin.lists.usage_export.MAX_PAGE", 5)
-    rows, admin = traffic(300), Admin(database, pepper)
+    rows, admin = traffic(300), Admin(Transactions(database, pepper))
     await write(database, rows)
     await database.write(lambda connection: fold(connection, 150))
     charged = Counter[bool]()
@@ -51,7 +52,7 @@ async def test_all_formats_add_up_to_the_ledger(
 async def test_what_no_file_can_have_is_refused(
     database: Database, pepper: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    admin = Admin(database, pepper)
+    admin = Admin(Transactions(database, pepper))
     assert len(await lines(admin, "csv", "day")) == 1, "a head alone where nothing was used"
     with pytest.raises(Invalid, match="format: 'xml' is not one of focus, csv, jsonl"):
         await lines(admin, "xml", "day")

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, text
 
 from tenants.admin.admin import Admin
 from tenants.admin.commands import LimitSet, TenantCreate
+from tenants.admin.transaction import Transactions
 from tenants.directory.gateways import GatewayRegistry
 from tenants.ledger.ledger import Ledger
 from tenants.ledger.rows import LedgerRow, as_list, sum_of
@@ -91,17 +92,17 @@ async def holds(request: pytest.FixtureRequest, pepper: bytes) -> AsyncIterator[
     is_shared = request.param == "redis and postgresql"
     url = request.getfixturevalue("postgres_url" if is_shared else "sqlite_url")
     clock, database = Clock(), open_database(url)
-    admin = Admin(database, pepper, clock)
-    tenant = await admin.create_tenant("cli:tester", TenantCreate(name="acme"))
+    admin = Admin(Transactions(database, pepper, clock))
+    tenant = await admin.tenants.create("cli:tester", TenantCreate(name="acme"))
     for arguments in (
         {"meter": "total_tokens", "window": "minute", "amount": 10_000},
         {"meter": "cost_nanousd", "window": "lifetime", "amount": 10**9},
         {"meter": "requests", "rate_per_s": 1.0, "amount": 100},
         {"meter": "concurrency", "amount": 10},
     ):
-        await admin.set_limit("cli:tester", LimitSet(tenant="acme", **arguments))  # type: ignore[arg-type]
+        await admin.limits.set("cli:tester", LimitSet(tenant="acme", **arguments))  # type: ignore[arg-type]
     order = [Meter.TOTAL_TOKENS, Meter.COST_NANOUSD, Meter.REQUESTS, Meter.CONCURRENCY]
-    limits = sorted(await admin.list_limits(), key=lambda limit: order.index(limit.meter))
+    limits = sorted(await admin.limits.all(), key=lambda limit: order.index(limit.meter))
     if not is_shared:
         yield Books(database, MemoryQuotaStore(clock), limits, tenant.tenant_id)
     else:

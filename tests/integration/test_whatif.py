@@ -25,6 +25,7 @@ from ops import reporting
 from ops.cli.main import cli
 from tenants.admin.admin import Admin
 from tenants.admin.commands import TenantCreate
+from tenants.admin.transaction import Transactions
 from tenants.ledger import timelines
 from tenants.ledger.ledger import Ledger
 from tenants.ledger.rows import LedgerRow
@@ -91,11 +92,11 @@ class Book:
 @pytest.fixture
 async def book(database: Database, pepper: bytes) -> Book:
     """Of the tenants acme and slow."""
-    admin = Admin(database, pepper)
+    admin = Admin(Transactions(database, pepper))
     return Book(
         database,
         {
-            name: (await admin.create_tenant("test", TenantCreate(name=name, weight=2.0))).tenant_id
+            name: (await admin.tenants.create("test", TenantCreate(name=name, weight=2.0))).tenant_id
             for name in ("acme", "slow")
         },
     )

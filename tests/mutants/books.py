@@ -294,17 +294,17 @@ BOOKS_MUTATIONS = mutations_of(
             MERGED,
         ),
         (
-            "tenants/admin/lists/refusals.py",
+            "tenants/resources/reading.py",
             "records: a tenant's list has every tenant's",
-            "        tenant = queries.find_tenant(connection, of_tenant)\n",
-            "        pass\n",
+            "        if one.filter.kind is Kind.TENANT:\n",
+            "        if one.filter.kind is Kind.TENANT and request.of_tenant is None:\n",
             REFUSALS,
         ),
         (
-            "tenants/admin/lists/refusals.py",
+            "tenants/resources/refusals.py",
             "records: a tenant's cursor names requests of others",
-            "    conditions += limited + owned if of_tenant is None else owned + limited\n",
-            "    conditions += limited + owned\n",
+            '        indexes = ("request_id", "key", "project", "tenant")\n',
+            "        pass\n",
             f"{REFUSALS}::test_a_tenants_cursor_names_no_request_of_another",
         ),
         (

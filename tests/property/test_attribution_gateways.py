@@ -18,13 +18,13 @@ import redis.asyncio as redis_client
 
 from engine.entry import QueueEntry
 from gateway.dispatch.load_feed import TELL_EVERY_S, LoadFeed
-from gateway.domain.outcomes import RequestOutcome
-from gateway.explain.attribution import Cause, Metric, RequestFacts, judge
+from gateway.explain.attribution import Metric, RequestFacts, judge
 from gateway.explain.ideal_share import FairTerms
 from gateway.explain.load_log import LoadLog
 from gateway.explain.minutes.flow_meter import FlowMeter
 from gateway.explain.pool_load import KNOWN_AFTER_S, PoolLoadShare
 from ops.simulate.traffic.requests import SimulatedRequest
+from tenants.outcomes import Cause, RequestOutcome
 from tests.property.test_attribution_incidents import INCIDENTS, MACHINE, SHARE, Incident
 from tests.support.incident_pool import IncidentPool
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.step_time.model import PRIOR
-from gateway.explain.attribution import Cause, Metric, RequestFacts, judge
+from gateway.explain.attribution import Metric, RequestFacts, judge
 from ops.simulate.machines.machines import profile_machine
 from ops.simulate.traffic.requests import SimulatedRequest
+from tenants.outcomes import Cause
 from tests.support.incident_pool import IncidentPool, Reader
 
 SHARE = 0.95

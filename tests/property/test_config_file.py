@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tenants.admin.admin import Admin
-from tenants.admin.policy import StoredPolicy
+from tenants.admin.platform.policy import StoredPolicy
+from tenants.admin.transaction import Transactions
 from tenants.config_file.config_file import ConfigFile
 from tenants.config_file.document import (
     ConfigKey,
@@ -164,7 +165,7 @@ def places(tmp_path: Path, _sqlite_template: Path) -> Any:
 
 def file_of(url: str) -> tuple[Any, Admin, ConfigFile]:
     database, clock = open_database(url), Clock()
-    admin = Admin(database, b"a pepper of 32 bytes for tests..", clock)
+    admin = Admin(Transactions(database, b"a pepper of 32 bytes for tests..", clock))
     return database, admin, ConfigFile(database, admin, TERMS, clock)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from engine.core.core import EngineConfig
 from engine.messages import StepTime
-from gateway.domain.outcomes import RequestOutcome
+from tenants.outcomes import RequestOutcome
 from tenants.storage.database import Database, open_database
 from tenants.types import Limit, Meter, SubjectKind, Window
 from tests.support.virtual_streams import Stream, VirtualStreams

@@ -12,6 +12,6 @@ from tenants.admin.lists.audit import AuditQuery
 
 async def audited(admin: Admin, **wanted: Any) -> list[AuditRow]:
     """The rows of a filter, all of them."""
-    page = await admin.read_audit(AuditQuery(**wanted, order="oldest"), limit=MAX_PAGE)
+    page = await admin.audit.read(AuditQuery(**wanted, order="oldest"), limit=MAX_PAGE)
     assert page.next_cursor is None
     return page.rows

@@ -18,7 +18,7 @@ async def acts_since(admin: Admin, known: int) -> list[tuple[str, dict[str, tupl
     found: list[tuple[str, dict[str, tuple[Any, Any]]]] = []
     cursor = None
     while True:
-        page = await admin.read_audit(AuditQuery(order="oldest"), cursor=cursor, limit=1_000)
+        page = await admin.audit.read(AuditQuery(order="oldest"), cursor=cursor, limit=1_000)
         found += [(row.action, differences(row.before, row.after)) for row in page.rows]
         cursor = page.next_cursor
         if cursor is None:

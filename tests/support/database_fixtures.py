@@ -15,6 +15,7 @@ import pytest
 
 from migrations import runner
 from tenants.admin.admin import Admin
+from tenants.admin.transaction import Transactions
 from tenants.directory.directory import Directory
 from tenants.storage.database import Database, open_database
 from tests.support import services
@@ -135,7 +136,7 @@ def clock() -> Clock:
 @pytest.fixture
 def admin(database: Database, pepper: bytes, clock: Clock) -> Admin:
     """The acts on that database."""
-    return Admin(database, pepper, clock)
+    return Admin(Transactions(database, pepper, clock))
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from ops.serving.composition import build
 from ops.settings.settings import load
 from tenants.admin.admin import Admin
 from tenants.admin.commands import KeyCreate, PriceSet, TenantCreate
+from tenants.admin.transaction import Transactions
 from tenants.errors import AlreadyExists
 from tenants.storage.database import open_database
 from tenants.types import SCOPES
@@ -52,11 +53,11 @@ async def gateway_and_app(
     settings = load(flags | {"upstreams": json.dumps([server])})
     database = open_database(url)
     try:
-        admin = Admin(database, PEPPER)
+        admin = Admin(Transactions(database, PEPPER))
         with suppress(AlreadyExists):
-            await admin.create_tenant("test", TenantCreate(name=OWNER))
-        await admin.set_price("test", PriceSet(model=MODEL, free=True))
-        _, secret = await admin.create_key("test", KeyCreate(tenant=OWNER, scopes=sorted(SCOPES)))
+            await admin.tenants.create("test", TenantCreate(name=OWNER))
+        await admin.prices.set("test", PriceSet(model=MODEL, free=True))
+        _, secret = await admin.keys.create("test", KeyCreate(tenant=OWNER, scopes=sorted(SCOPES)))
     finally:
         await database.close()
     async with build(settings, PEPPER) as running:

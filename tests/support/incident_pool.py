@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from engine.messages import Submit
 from engine.sequence import Sequence, SequenceStatus
-from gateway.domain.outcomes import RequestOutcome
 from gateway.explain.attribution import RequestFacts
 from gateway.explain.fluid_share import FluidMachine, Job
 from gateway.explain.load_log import LoadLog
@@ -21,6 +20,7 @@ from ops.simulate.machines.machines import Machine
 from ops.simulate.pool import Member, PoolObserver, SimulatedPool
 from ops.simulate.predictions import Exact
 from ops.simulate.traffic.requests import SimulatedRequest
+from tenants.outcomes import RequestOutcome
 
 TICK_S = 0.05
 """How often readers read."""

@@ -9,15 +9,15 @@ from gateway.http.asgi import Request
 from gateway.routes.admin.common import CHANGE, READ, actor, changed, if_match
 from gateway.routes.context import admin_of, asked, gateway_of, json_response
 from gateway.routes.openapi_fields import one_of
-from tenants.admin.brakes import BRAKED_TIERS, MAX_BRAKE_S
 from tenants.admin.commands import BrakeEnd, BrakeSet
+from tenants.admin.platform.brakes import BRAKED_TIERS, MAX_BRAKE_S
 
 TIERS = " or ".join(tier.value for tier in BRAKED_TIERS)
 
 
 @get("/admin/v1/brake", opt=READ, summary="The brakes that hold now, at most one a tier")
 async def list_brakes(request: Request) -> Response[bytes]:
-    brakes = await admin_of(request).list_brakes()
+    brakes = await admin_of(request).brakes.all()
     return json_response({"object": "list", "data": [brake.as_json() for brake in brakes]})
 
 
@@ -32,7 +32,7 @@ async def list_brakes(request: Request) -> Response[bytes]:
 async def set_brake(request: Request) -> Response[bytes]:
     wanted = await asked(request, BrakeSet)
     gateway = gateway_of(request)
-    brake = await gateway.deps.admin.set_brake(actor(request), wanted, if_match=if_match(request))
+    brake = await gateway.deps.admin.brakes.set(actor(request), wanted, if_match=if_match(request))
     answer = await changed(request, brake.as_json(), stored=brake.as_json())
     await gateway.brakes.follow()
     return answer
@@ -46,7 +46,7 @@ async def set_brake(request: Request) -> Response[bytes]:
 )
 async def end_brake(request: Request, tier: FromQuery[str]) -> Response[bytes]:
     gateway = gateway_of(request)
-    brake = await gateway.deps.admin.end_brake(
+    brake = await gateway.deps.admin.brakes.end(
         actor(request), BrakeEnd(tier=tier), if_match=if_match(request)
     )
     answer = await changed(request, brake.as_json())

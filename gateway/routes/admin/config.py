@@ -14,7 +14,7 @@ from gateway.http.asgi import Request, headers_of
 from gateway.http.authentication import principal_of
 from gateway.routes.admin.common import CHANGE, READ, actor, changed, if_match, tagged
 from gateway.routes.context import asked, gateway_of, json_response
-from tenants.admin.policy import StoredPolicy
+from tenants.admin.platform.policy import StoredPolicy
 from tenants.config_file.config_file import ConfigFile
 from tenants.config_file.document import Configuration
 from tenants.config_file.export import as_yaml
@@ -88,7 +88,7 @@ async def apply_config(request: Request, dry_run: FromQuery[bool] = False) -> Re
 
 def file_of(gateway: Gateway, checked: Callable[[StoredPolicy], StoredPolicy]) -> ConfigFile:
     deps = gateway.deps
-    terms = PlanTerms(deps.admin.tier_multipliers, gateway.policy.settings, checked)
+    terms = PlanTerms(deps.admin.transactions.tier_multipliers, gateway.policy.settings, checked)
     return ConfigFile(deps.database, deps.admin, terms, deps.wall_clock)
 
 

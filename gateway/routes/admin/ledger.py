@@ -56,7 +56,7 @@ async def ledger_verify(request: Request) -> Response[bytes]:
 async def ledger_adjust(request: Request) -> Response[bytes]:
     deps = gateway_of(request).deps
     wanted = await asked(request, LedgerAdjust)
-    adjustment = await deps.admin.adjust_ledger(actor(request), wanted, deps.quota_store)
+    adjustment = await deps.admin.ledger.adjust(actor(request), wanted, deps.quota_store)
     return json_response(adjustment.as_json())
 
 

@@ -72,7 +72,7 @@ async def list_limits(
     limit: FromQuery[int] = DEFAULT_PAGE,
 ) -> Response[bytes]:
     gateway = gateway_of(request)
-    page = await gateway.deps.admin.page_limits(tenant, cursor=cursor, limit=limit)
+    page = await gateway.deps.admin.limits.page(tenant, cursor=cursor, limit=limit)
     in_force = [row.limit.at(row.now_s) for row in page.rows]
     is_whole = cursor is None and page.next_cursor is None
     beside = [] if is_whole else _beside(gateway, in_force, page.rows[0].now_s if page.rows else 0.0)
@@ -106,7 +106,7 @@ async def show_limit(
     request: Request, limit: FromPath[str], end_user: FromQuery[str | None] = None
 ) -> Response[bytes]:
     gateway = gateway_of(request)
-    view = await gateway.deps.admin.show_limit(limit)
+    view = await gateway.deps.admin.limits.show(limit)
     shown = view.limit.at(view.now_s)
     beside = _beside(gateway, [shown], view.now_s)
     used = await uses(gateway, [shown], end_user or "", beside=beside)
@@ -132,7 +132,7 @@ async def set_limit(request: Request) -> Response[bytes]:
     wanted = await asked(request, LimitSet)
     if wanted.platform and not gateway_of(request).deps.quota_store.keeps_platform_limits:
         raise Invalid("platform", IN_A_CLUSTER)
-    limit = await admin_of(request).set_limit(actor(request), wanted, if_match=if_match(request))
+    limit = await admin_of(request).limits.set(actor(request), wanted, if_match=if_match(request))
     return await _changed(request, limit, 201)
 
 
@@ -145,7 +145,7 @@ async def set_limit(request: Request) -> Response[bytes]:
 )
 async def override_limit(request: Request, limit: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, LimitOverride)
-    overridden = await admin_of(request).override_limit(
+    overridden = await admin_of(request).limits.override(
         actor(request), limit, wanted, if_match=if_match(request)
     )
     return await _changed(request, overridden)
@@ -158,13 +158,13 @@ async def override_limit(request: Request, limit: FromPath[str]) -> Response[byt
     summary="End an override before its time",
 )
 async def clear_override(request: Request, limit: FromPath[str]) -> Response[bytes]:
-    cleared = await admin_of(request).clear_override(actor(request), limit, if_match=if_match(request))
+    cleared = await admin_of(request).limits.clear_override(actor(request), limit, if_match=if_match(request))
     return await _changed(request, cleared)
 
 
 @delete("/admin/v1/limits/{limit:str}", status_code=200, opt=CHANGE, summary="Remove a limit")
 async def remove_limit(request: Request, limit: FromPath[str]) -> Response[bytes]:
-    removed = await admin_of(request).remove_limit(actor(request), limit, if_match=if_match(request))
+    removed = await admin_of(request).limits.remove(actor(request), limit, if_match=if_match(request))
     return await changed(request, await named(request, limit_as_json(removed)))
 
 

@@ -43,7 +43,7 @@ async def _shown(
 async def list_people(
     request: Request, cursor: FromQuery[str | None] = None, limit: FromQuery[int] = 100
 ) -> Response[bytes]:
-    page = await admin_of(request).page_people(cursor=cursor, limit=limit)
+    page = await admin_of(request).people.page(cursor=cursor, limit=limit)
     return await paged(request, page, Person.as_json)
 
 
@@ -56,13 +56,13 @@ async def list_people(
 )
 async def invite_person(request: Request) -> Response[bytes]:
     wanted = await asked(request, PersonInvite)
-    made, token = await admin_of(request).invite_person(actor(request), wanted)
+    made, token = await admin_of(request).people.invite(actor(request), wanted)
     return await _shown(request, made, token, 201)
 
 
 @get("/admin/v1/people/{person:str}", opt=READ, summary="One person, by id or name")
 async def show_person(request: Request, person: FromPath[str]) -> Response[bytes]:
-    return await _shown(request, await admin_of(request).show_person(person))
+    return await _shown(request, await admin_of(request).people.show(person))
 
 
 @patch(
@@ -73,7 +73,7 @@ async def show_person(request: Request, person: FromPath[str]) -> Response[bytes
 )
 async def change_person(request: Request, person: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, PersonChange)
-    changed = await admin_of(request).change_person(
+    changed = await admin_of(request).people.change(
         actor(request), person, wanted, if_match=if_match(request)
     )
     return await _shown(request, changed)
@@ -87,10 +87,8 @@ async def change_person(request: Request, person: FromPath[str]) -> Response[byt
     description=f"{ENDS} It cannot log in until it is resumed. The last owner who can log in stays.",
 )
 async def suspend_person(request: Request, person: FromPath[str]) -> Response[bytes]:
-    admin = admin_of(request)
-    return await _shown(
-        request, await admin.suspend_person(actor(request), person, if_match=if_match(request))
-    )
+    changed = await admin_of(request).people.suspend(actor(request), person, if_match=if_match(request))
+    return await _shown(request, changed)
 
 
 @post(
@@ -100,10 +98,8 @@ async def suspend_person(request: Request, person: FromPath[str]) -> Response[by
     summary="Let a suspended person log in again",
 )
 async def resume_person(request: Request, person: FromPath[str]) -> Response[bytes]:
-    admin = admin_of(request)
-    return await _shown(
-        request, await admin.resume_person(actor(request), person, if_match=if_match(request))
-    )
+    changed = await admin_of(request).people.resume(actor(request), person, if_match=if_match(request))
+    return await _shown(request, changed)
 
 
 @post(
@@ -114,7 +110,7 @@ async def resume_person(request: Request, person: FromPath[str]) -> Response[byt
     description=f"{ENDS} {LINK}",
 )
 async def reset_person(request: Request, person: FromPath[str]) -> Response[bytes]:
-    changed, token = await admin_of(request).reset_person(actor(request), person, if_match=if_match(request))
+    changed, token = await admin_of(request).people.reset(actor(request), person, if_match=if_match(request))
     return await _shown(request, changed, token)
 
 
@@ -128,8 +124,7 @@ async def reset_person(request: Request, person: FromPath[str]) -> Response[byte
     " name in clear, and keep it. The last owner who can log in stays.",
 )
 async def erase_person(request: Request, person: FromPath[str]) -> Response[bytes]:
-    admin = admin_of(request)
-    erased = await admin.erase_person(actor(request), person, if_match=if_match(request))
+    erased = await admin_of(request).people.erase(actor(request), person, if_match=if_match(request))
     return json_response({"id": erased.person_id, "status": "erased"})
 
 
@@ -140,8 +135,8 @@ async def erase_person(request: Request, person: FromPath[str]) -> Response[byte
     summary="Log a person out everywhere",
 )
 async def end_sessions(request: Request, person: FromPath[str]) -> Response[bytes]:
-    admin = admin_of(request)
-    return await _shown(request, await admin.end_sessions(actor(request), person, if_match=if_match(request)))
+    changed = await admin_of(request).people.end_sessions(actor(request), person, if_match=if_match(request))
+    return await _shown(request, changed)
 
 
 @get(
@@ -156,8 +151,8 @@ async def list_sessions(
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = 100,
 ) -> Response[bytes]:
-    deps = gateway_of(request).deps
-    page = await deps.admin.page_sessions(person=person, rules=deps.people.rules, cursor=cursor, limit=limit)
+    sessions, rules = admin_of(request).person_sessions, gateway_of(request).deps.people.rules
+    page = await sessions.page(person=person, rules=rules, cursor=cursor, limit=limit)
     return await paged(request, page, Session.as_json)
 
 
@@ -168,7 +163,7 @@ async def list_sessions(
     summary="Log one browser out, in every gateway",
 )
 async def end_session(request: Request, session: FromPath[str]) -> Response[bytes]:
-    ended = await admin_of(request).end_session(actor(request), session)
+    ended = await admin_of(request).person_sessions.end(actor(request), session)
     return json_response(ended.as_json())
 
 

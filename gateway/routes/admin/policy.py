@@ -103,13 +103,13 @@ async def list_moves(
     limit: FromQuery[int] = DEFAULT_PAGE,
 ) -> Response[bytes]:
     query = MoveQuery(model=model, knob=knob, made=made, since=since, until=until)
-    page = await admin_of(request).read_moves(query, cursor=cursor, limit=limit)
+    page = await admin_of(request).moves.read(query, cursor=cursor, limit=limit)
     data = [row.as_json() for row in page.rows]
     return json_response({"object": "list", "data": data, "next_cursor": page.next_cursor})
 
 
 async def _stored(gateway: Gateway) -> dict[str, object]:
-    stored = await gateway.deps.admin.stored_policy()
+    stored = await gateway.deps.admin.policy.stored()
     return (stored or gateway.policy.settings).as_json()
 
 

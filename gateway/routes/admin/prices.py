@@ -26,7 +26,7 @@ async def list_prices(
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = DEFAULT_PAGE,
 ) -> Response[bytes]:
-    page = await admin_of(request).page_prices(model, cursor=cursor, limit=limit)
+    page = await admin_of(request).prices.page(model, cursor=cursor, limit=limit)
     answer = await paged(request, page, PriceRow.as_json)
     stored = None if model is None or cursor is not None else as_stored(page.rows)
     return answer if stored is None or page.next_cursor is not None else tagged(answer, stored)
@@ -44,7 +44,7 @@ async def price_history(
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = DEFAULT_PAGE,
 ) -> Response[bytes]:
-    page = await admin_of(request).page_price_history(model, cursor=cursor, limit=limit)
+    page = await admin_of(request).prices.page_history(model, cursor=cursor, limit=limit)
     return await paged(request, page, PriceRow.as_json)
 
 
@@ -57,7 +57,7 @@ async def price_history(
 )
 async def set_price(request: Request) -> Response[bytes]:
     wanted = await asked(request, PriceSet)
-    rows = await admin_of(request).set_price(actor(request), wanted, if_match=if_match(request))
+    rows = await admin_of(request).prices.set(actor(request), wanted, if_match=if_match(request))
     shown = {"object": "list", "data": [row.as_json() for row in rows]}
     return await changed(request, shown, 201, stored=as_stored(rows))
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from litestar import Response, delete, get, post
-from litestar.params import FromPath, FromQuery, QueryParameter
+from litestar.params import FromPath, FromQuery
 from msgspec.structs import replace
 
 from gateway import errors
-from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.tiers import tier_named
-from gateway.explain.attribution import Cause
-from gateway.explain.explanation import sat_out_for, steps_of
+from gateway.explain.explanation import sat_out_for
 from gateway.http.asgi import Request
 from gateway.pools.request_actions import CANCEL, LIST, MOVE, OFFER, SHOW, STATUSES, RequestAction
 from gateway.requests.schemas import TierChangeBody
-from gateway.routes.admin.common import PAGED, READ, WRITE, actor, named, paged
+from gateway.routes.admin.common import READ, WRITE, actor, named
 from gateway.routes.context import admin_of, asked, json_response
 from gateway.routes.openapi_fields import one_of
 from gateway.routes.requests import (
@@ -33,9 +31,6 @@ from gateway.routes.requests import (
     shown_request,
 )
 from tenants.admin.audit import Actor
-from tenants.admin.cursor import DEFAULT_PAGE, PAGES, SHORT_PAGES
-from tenants.admin.lists.requests import RequestQuery
-from tenants.admin.lists.scans import MOST_SCANNED
 from tenants.types import Tier
 
 
@@ -64,65 +59,15 @@ async def list_any(
     admin = admin_of(request)
     ask = RequestAction(
         LIST,
-        of_tenant="" if tenant is None else (await admin.show_tenant(tenant)).tenant.tenant_id,
-        project="" if project is None else (await admin.show_project(project, tenant)).project_id,
-        key="" if key is None else (await admin.show_key(key)).key_id,
+        of_tenant="" if tenant is None else (await admin.tenants.show(tenant)).tenant.tenant_id,
+        project="" if project is None else (await admin.projects.show(project, tenant)).project_id,
+        key="" if key is None else (await admin.keys.show(key)).key_id,
         model=model,
         tier=tier,
         status=status,
     )
     shown = await listed_requests(request, ask)
     return json_response(await named(request, shown))
-
-
-@get(
-    "/admin/v1/requests/ended",
-    opt=PAGED
-    | {
-        "parameters": PAGED["parameters"]
-        | {"tier": one_of(Tier), "outcome": one_of(RequestOutcome), "cause": one_of(Cause)}
-    },
-    summary="List requests that have ended, the newest first",
-    description="Filters: `tenant` (name or id), `project` (id, or with `tenant` a name), `key` (id or"
-    " visible prefix), `model` (the one that served it), `tier`, `outcome`, `cause` (it missed a target for"
-    " this cause), `from` and `to` (instants with a time zone at which it ended; the second is exclusive)."
-    " With the targets that each missed, and when it was dispatched, had its first token and ended, in"
-    f" seconds since its arrival (null: its timeline is not kept). {PAGES} {SHORT_PAGES} An index finds those"
-    f" of a time, tenant, key, cause, or outcome but `completed`; of the others one page looks at"
-    f" {MOST_SCANNED:,} requests.",
-)
-async def list_ended(
-    request: Request,
-    tenant: FromQuery[str | None] = None,
-    project: FromQuery[str | None] = None,
-    key: FromQuery[str | None] = None,
-    model: FromQuery[str | None] = None,
-    tier: FromQuery[str | None] = None,
-    outcome: FromQuery[str | None] = None,
-    cause: FromQuery[str | None] = None,
-    since: Annotated[str | None, QueryParameter(name="from")] = None,
-    until: Annotated[str | None, QueryParameter(name="to")] = None,
-    cursor: FromQuery[str | None] = None,
-    limit: FromQuery[int] = DEFAULT_PAGE,
-) -> Response[bytes]:
-    for name, value, known in (("outcome", outcome, RequestOutcome), ("cause", cause, Cause)):
-        if value is not None and value not in tuple(known):
-            raise errors.bad_request(
-                f"Invalid '{name}': '{value[:64]}' is not one of {', '.join(known)}.", name
-            )
-    query = RequestQuery(
-        tenant=tenant,
-        project=project,
-        key=key,
-        model=model,
-        tier=tier,
-        outcome=outcome,
-        cause=cause,
-        since=since,
-        until=until,
-    )
-    page = await admin_of(request).page_requests(query, cursor=cursor, limit=limit)
-    return await paged(request, page, lambda row: row.as_json() | steps_of(row.packed))
 
 
 @get(
@@ -172,7 +117,7 @@ async def cancelled_by(by: Actor, request: Request, ask: RequestAction) -> dict[
     if running is not None:
         before, after = {"status": running.result()["status"]}, {"status": "cancelled"}
         admin = admin_of(request)
-        await admin.note(
+        await admin.transactions.note(
             by, "request.cancel", ask.request_id, tenant_id=running.tenant_id, before=before, after=after
         )
     return await acted(request, ask)
@@ -182,10 +127,10 @@ async def moved_by(by: Actor, request: Request, ask: RequestAction, tenant_id: s
     """The result of a `move`, audited. Raises `ApiError`."""
     offered = (await live(request, replace(ask, act=OFFER))).result()
     before, after = {"tier": offered["from"]["tier"]}, {"tier": ask.tier}
-    admin = admin_of(request)
-    await admin.note(by, "request.move", offered["id"], tenant_id=tenant_id, before=before, after=after)
+    note = admin_of(request).transactions.note
+    await note(by, "request.move", offered["id"], tenant_id=tenant_id, before=before, after=after)
     moved: dict[str, Any] = (await live(request, ask)).result()
     return moved
 
 
-HANDLERS = [list_any, list_ended, show_any, cancel_any, move_any]
+HANDLERS = [list_any, show_any, cancel_any, move_any]

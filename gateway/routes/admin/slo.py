@@ -5,14 +5,11 @@ from __future__ import annotations
 from litestar import Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
-from gateway.explain.attribution import Cause
 from gateway.http.asgi import Request
 from gateway.routes.admin.common import (
     CHANGE,
     PAGED,
     READ,
-    Since,
-    Until,
     actor,
     changed,
     if_match,
@@ -23,8 +20,8 @@ from gateway.routes.admin.common import (
 from gateway.routes.context import admin_of, asked, gateway_of, json_response
 from gateway.routes.openapi_fields import one_of
 from tenants.admin.commands import SloSet
-from tenants.admin.cursor import DEFAULT_PAGE, PAGES, SHORT_PAGES
-from tenants.slo.slo import METRICS, PERIOD_DAYS, Missed, Slo
+from tenants.admin.cursor import DEFAULT_PAGE, PAGES
+from tenants.slo.slo import METRICS, PERIOD_DAYS, Slo
 from tenants.types import Tier
 
 
@@ -40,13 +37,13 @@ async def list_slos(
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = DEFAULT_PAGE,
 ) -> Response[bytes]:
-    page = await admin_of(request).page_slos(tenant, cursor=cursor, limit=limit)
+    page = await admin_of(request).slos.page(tenant, cursor=cursor, limit=limit)
     return await paged(request, page, Slo.as_json)
 
 
 @get("/admin/v1/slos/{slo:str}", opt=READ, summary="Show a target")
 async def show_slo(request: Request, slo: FromPath[str]) -> Response[bytes]:
-    shown = await admin_of(request).show_slo(slo)
+    shown = await admin_of(request).slos.show(slo)
     return tagged(json_response(await named(request, shown.as_json())), shown.as_json())
 
 
@@ -61,7 +58,7 @@ async def show_slo(request: Request, slo: FromPath[str]) -> Response[bytes]:
 async def set_slo(request: Request) -> Response[bytes]:
     wanted = await asked(request, SloSet)
     gateway = gateway_of(request)
-    slo = await gateway.deps.admin.set_slo(actor(request), wanted, if_match=if_match(request))
+    slo = await gateway.deps.admin.slos.set(actor(request), wanted, if_match=if_match(request))
     answer = await changed(request, await named(request, slo.as_json()), 201, stored=slo.as_json())
     await gateway.slo.refresh()
     return answer
@@ -70,7 +67,7 @@ async def set_slo(request: Request) -> Response[bytes]:
 @delete("/admin/v1/slos/{slo:str}", status_code=200, opt=CHANGE, summary="Remove a target")
 async def remove_slo(request: Request, slo: FromPath[str]) -> Response[bytes]:
     gateway = gateway_of(request)
-    removed = await gateway.deps.admin.remove_slo(actor(request), slo, if_match=if_match(request))
+    removed = await gateway.deps.admin.slos.remove(actor(request), slo, if_match=if_match(request))
     answer = await changed(request, await named(request, removed.as_json()))
     await gateway.slo.refresh()
     return answer
@@ -86,30 +83,8 @@ async def remove_slo(request: Request, slo: FromPath[str]) -> Response[bytes]:
 async def slo_report(
     request: Request, tenant: FromQuery[str | None] = None, tier: FromQuery[str | None] = None
 ) -> Response[bytes]:
-    reports = await admin_of(request).slo_report(tenant, tier)
+    reports = await admin_of(request).slos.report(tenant, tier)
     return json_response({"object": "list", "data": [report.as_json() for report in reports]})
 
 
-@get(
-    "/admin/v1/slo/misses",
-    opt=PAGED | {"parameters": PAGED["parameters"] | {"tier": one_of(Tier), "cause": one_of(Cause)}},
-    summary="Missed targets, the newest first, with their cause and its evidence",
-    description=f"`cause`: {', '.join(Cause)}. {PAGES} {SHORT_PAGES}",
-)
-async def slo_misses(
-    request: Request,
-    tenant: FromQuery[str | None] = None,
-    tier: FromQuery[str | None] = None,
-    cause: FromQuery[str | None] = None,
-    since: Since = None,
-    until: Until = None,
-    cursor: FromQuery[str | None] = None,
-    limit: FromQuery[int] = DEFAULT_PAGE,
-) -> Response[bytes]:
-    page = await admin_of(request).page_misses(
-        tenant=tenant, tier=tier, cause=cause, since=since, until=until, cursor=cursor, limit=limit
-    )
-    return await paged(request, page, Missed.as_json)
-
-
-HANDLERS = [list_slos, show_slo, set_slo, remove_slo, slo_report, slo_misses]
+HANDLERS = [list_slos, show_slo, set_slo, remove_slo, slo_report]

@@ -34,20 +34,20 @@ from tenants.directory.records import ApiKey, Project, Tenant
 async def list_tenants(
     request: Request, cursor: FromQuery[str | None] = None, limit: FromQuery[int] = DEFAULT_PAGE
 ) -> Response[bytes]:
-    page = await admin_of(request).page_tenants(cursor=cursor, limit=limit)
+    page = await admin_of(request).tenants.page(cursor=cursor, limit=limit)
     return await paged(request, page, Tenant.as_json)
 
 
 @post("/admin/v1/tenants", status_code=201, opt=WRITE | {"body": TenantCreate}, summary="Create a tenant")
 async def create_tenant(request: Request) -> Response[bytes]:
     wanted = await asked(request, TenantCreate)
-    tenant = await admin_of(request).create_tenant(actor(request), wanted)
+    tenant = await admin_of(request).tenants.create(actor(request), wanted)
     return await changed(request, tenant.as_json(), 201, stored=tenant.as_json())
 
 
 @get("/admin/v1/tenants/{tenant:str}", opt=READ, summary="Show a tenant")
 async def show_tenant(request: Request, tenant: FromPath[str]) -> Response[bytes]:
-    view = await admin_of(request).show_tenant(tenant)
+    view = await admin_of(request).tenants.show(tenant)
     return tagged(json_response(await named(request, view.as_json())), view.tenant.as_json())
 
 
@@ -58,8 +58,8 @@ async def show_tenant(request: Request, tenant: FromPath[str]) -> Response[bytes
     description="What is not named stays as it is.",
 )
 async def change_tenant(request: Request, tenant: FromPath[str]) -> Response[bytes]:
-    wanted = await asked(request, TenantChange)
-    edited = await admin_of(request).update_tenant(actor(request), tenant, wanted, if_match=if_match(request))
+    wanted, tenants = await asked(request, TenantChange), admin_of(request).tenants
+    edited = await tenants.update(actor(request), tenant, wanted, if_match=if_match(request))
     return await changed(request, edited.as_json(), stored=edited.as_json())
 
 
@@ -74,7 +74,7 @@ async def change_tenant(request: Request, tenant: FromPath[str]) -> Response[byt
 )
 async def suspend_tenant(request: Request, tenant: FromPath[str]) -> Response[bytes]:
     wanted = await asked_or_not(request, Withdrawal)
-    suspended = await admin_of(request).suspend_tenant(
+    suspended = await admin_of(request).tenants.suspend(
         actor(request), tenant, now=wanted.now, if_match=if_match(request)
     )
     return await changed(request, suspended.as_json(), stored=suspended.as_json())
@@ -82,7 +82,7 @@ async def suspend_tenant(request: Request, tenant: FromPath[str]) -> Response[by
 
 @post("/admin/v1/tenants/{tenant:str}/resume", status_code=200, opt=CHANGE, summary="Undo a suspension")
 async def resume_tenant(request: Request, tenant: FromPath[str]) -> Response[bytes]:
-    resumed = await admin_of(request).resume_tenant(actor(request), tenant, if_match=if_match(request))
+    resumed = await admin_of(request).tenants.resume(actor(request), tenant, if_match=if_match(request))
     return await changed(request, resumed.as_json(), stored=resumed.as_json())
 
 
@@ -93,7 +93,7 @@ async def list_projects(
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = DEFAULT_PAGE,
 ) -> Response[bytes]:
-    page = await admin_of(request).page_projects(tenant, cursor=cursor, limit=limit)
+    page = await admin_of(request).projects.page(tenant, cursor=cursor, limit=limit)
     return await paged(request, page, Project.as_json)
 
 
@@ -106,14 +106,14 @@ async def list_projects(
 async def show_project(
     request: Request, project: FromPath[str], tenant: FromQuery[str | None] = None
 ) -> Response[bytes]:
-    shown = await admin_of(request).show_project(project, tenant)
+    shown = await admin_of(request).projects.show(project, tenant)
     return tagged(json_response(await named(request, shown.as_json())), shown.as_json())
 
 
 @post("/admin/v1/projects", status_code=201, opt=WRITE | {"body": ProjectCreate}, summary="Create a project")
 async def create_project(request: Request) -> Response[bytes]:
     wanted = await asked(request, ProjectCreate)
-    project = await admin_of(request).create_project(actor(request), wanted)
+    project = await admin_of(request).projects.create(actor(request), wanted)
     shown = await named(request, project.as_json())
     return await changed(request, shown, 201, stored=project.as_json())
 
@@ -130,7 +130,7 @@ async def suspend_project(
     request: Request, project: FromPath[str], tenant: FromQuery[str | None] = None
 ) -> Response[bytes]:
     wanted = await asked_or_not(request, Withdrawal)
-    suspended = await admin_of(request).suspend_project(
+    suspended = await admin_of(request).projects.suspend(
         actor(request), project, tenant, now=wanted.now, if_match=if_match(request)
     )
     shown = await named(request, suspended.as_json())
@@ -147,7 +147,7 @@ async def suspend_project(
 async def resume_project(
     request: Request, project: FromPath[str], tenant: FromQuery[str | None] = None
 ) -> Response[bytes]:
-    resumed = await admin_of(request).resume_project(
+    resumed = await admin_of(request).projects.resume(
         actor(request), project, tenant, if_match=if_match(request)
     )
     shown = await named(request, resumed.as_json())
@@ -166,8 +166,8 @@ async def list_keys(
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = DEFAULT_PAGE,
 ) -> Response[bytes]:
-    page = await admin_of(request).page_keys(tenant, cursor=cursor, limit=limit)
-    uses = await admin_of(request).last_uses(page.rows)
+    page = await admin_of(request).keys.page(tenant, cursor=cursor, limit=limit)
+    uses = await admin_of(request).keys.last_uses(page.rows)
     return await paged(request, page, lambda key: _shown(key, uses))
 
 
@@ -178,8 +178,8 @@ async def list_keys(
     description="`key` is its id or the visible prefix of its secret.",
 )
 async def show_key(request: Request, key: FromPath[str]) -> Response[bytes]:
-    shown = await admin_of(request).show_key(key)
-    uses = await admin_of(request).last_uses([shown])
+    shown = await admin_of(request).keys.show(key)
+    uses = await admin_of(request).keys.last_uses([shown])
     return tagged(json_response(await named(request, _shown(shown, uses))), shown.as_json())
 
 
@@ -199,7 +199,7 @@ def _shown(key: ApiKey, uses: Mapping[str, datetime]) -> dict[str, Any]:
 )
 async def create_key(request: Request) -> Response[bytes]:
     wanted = await asked(request, KeyCreate)
-    key, secret = await admin_of(request).create_key(actor(request), wanted)
+    key, secret = await admin_of(request).keys.create(actor(request), wanted)
     shown = await named(request, key.as_json() | {"key": secret})
     return await changed(request, shown, 201, stored=key.as_json())
 
@@ -213,7 +213,7 @@ async def create_key(request: Request) -> Response[bytes]:
 )
 async def change_key(request: Request, key: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, KeyChange)
-    edited = await admin_of(request).update_key(actor(request), key, wanted, if_match=if_match(request))
+    edited = await admin_of(request).keys.update(actor(request), key, wanted, if_match=if_match(request))
     return await changed(request, await named(request, edited.as_json()), stored=edited.as_json())
 
 
@@ -226,7 +226,7 @@ async def change_key(request: Request, key: FromPath[str]) -> Response[bytes]:
 )
 async def rotate_key(request: Request, key: FromPath[str]) -> Response[bytes]:
     wanted = await asked_or_not(request, KeyRotate)
-    rotated, secret = await admin_of(request).rotate_key(
+    rotated, secret = await admin_of(request).keys.rotate(
         actor(request), key, wanted.grace_s, if_match=if_match(request)
     )
     shown = await named(request, rotated.as_json() | {"key": secret})
@@ -242,7 +242,7 @@ async def rotate_key(request: Request, key: FromPath[str]) -> Response[bytes]:
 )
 async def revoke_key(request: Request, key: FromPath[str]) -> Response[bytes]:
     wanted = await asked_or_not(request, Withdrawal)
-    revoked = await admin_of(request).revoke_key(
+    revoked = await admin_of(request).keys.revoke(
         actor(request), key, now=wanted.now, if_match=if_match(request)
     )
     return await changed(request, await named(request, revoked.as_json()), stored=revoked.as_json())

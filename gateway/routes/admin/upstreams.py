@@ -64,7 +64,7 @@ async def drain_replica(request: Request, replica: FromPath[str]) -> Response[by
     wanted = await asked_or_not(request, ReplicaDrain)
     gateway = gateway_of(request)
     pool, upstream = find_replica(gateway, replica)
-    drain = await gateway.deps.admin.drain_replica(
+    drain = await gateway.deps.admin.drains.drain(
         actor(request), pool, upstream.name, wanted, if_match=if_match(request)
     )
     return await changed(request, drain.as_json(), stored=drain.as_json())
@@ -81,7 +81,7 @@ async def resume_replica(request: Request, replica: FromPath[str]) -> Response[b
     gateway = gateway_of(request)
     await gateway.directory.refresh()
     where = find_drain(gateway, replica)
-    drain = await gateway.deps.admin.resume_replica(
+    drain = await gateway.deps.admin.drains.resume(
         actor(request), *where.identity, if_match=if_match(request)
     )
     return await changed(request, drain.as_json())

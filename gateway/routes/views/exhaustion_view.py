@@ -65,7 +65,7 @@ async def recent_use(admin: Admin, limit: Limit, now_us: int) -> list[ObservedUs
         tier=None if limit.tier is None else limit.tier.value,
     )
     try:
-        rows = (await admin.read_usage(asked)).rows
+        rows = (await admin.usage.read(asked)).rows
     except DatabaseUnavailable:
         return []
     sums = {name: sum(row.amounts[at] for row in rows) for at, name in enumerate(AMOUNTS)}

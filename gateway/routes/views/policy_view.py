@@ -16,7 +16,7 @@ from engine.scheduling.reasons import reason
 from engine.scheduling.templates import template
 from gateway.upstream.base import Upstream, UpstreamLost
 from tenants.admin.audit import Actor
-from tenants.admin.policy import StoredPolicy
+from tenants.admin.platform.policy import StoredPolicy
 from tenants.admin.transaction import IfMatch
 
 if TYPE_CHECKING:

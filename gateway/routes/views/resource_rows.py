@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.forecast.calibration import longest_wait_s
+from gateway.explain.explanation import steps_of
+from tenants.resources.ended import SettledRequest
 from tenants.resources.resource import Json, Resource
 
 
@@ -17,7 +19,14 @@ def _with_longest_wait(row: Any, shown: Json) -> Json:
     return shown | {"wait_up_to_s": None if math.isinf(longest_s) else round(longest_s, 2)}
 
 
-_MORE: Mapping[str, Callable[[Any, Json], Json]] = {"calibration": _with_longest_wait}
+def _with_steps(row: SettledRequest, shown: Json) -> Json:
+    return shown | steps_of(row.packed)
+
+
+_MORE: Mapping[str, Callable[[Any, Json], Json]] = {
+    "calibration": _with_longest_wait,
+    "requests/ended": _with_steps,
+}
 
 
 def json_of(resource: Resource[Any], row: Any) -> Json:

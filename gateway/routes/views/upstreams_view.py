@@ -11,7 +11,7 @@ from gateway.domain.tiers import TIER_NAMES
 from gateway.pools.catalogue import alias_as_json
 from gateway.pools.pool import ModelPool
 from gateway.upstream.base import Upstream
-from tenants.admin.drains import Drain
+from tenants.admin.platform.drains import Drain
 from tenants.errors import Invalid, NotFound
 from tenants.types import Tier
 
@@ -121,7 +121,7 @@ def aliases_of(gateway: Gateway) -> list[dict[str, Any]]:
 
 
 def tiers_of(gateway: Gateway) -> list[dict[str, Any]]:
-    config, multipliers = gateway.deps.config, gateway.deps.admin.tier_multipliers
+    config, multipliers = gateway.deps.config, gateway.deps.admin.transactions.tier_multipliers
     shares = {brake.tier: brake.share for brake in gateway.brakes.now}
     return [
         {

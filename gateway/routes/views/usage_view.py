@@ -73,6 +73,6 @@ def by(known: Iterable[str]) -> dict[str, Any]:
 
 async def shown_usage(admin: Admin, asked: UsageAsked, cursor: str | None, limit: int) -> dict[str, Any]:
     """One page of an answer, with names added to ids. Raises `Invalid`, `NotFound`."""
-    page = await admin.read_usage(asked, cursor=cursor, limit=limit)
+    page = await admin.usage.read(asked, cursor=cursor, limit=limit)
     answer = page.as_json()
     return answer | {"data": await admin.with_names(answer["data"])}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from ops.cli.admin.administer import actor, administer
+from ops.cli.administer import actor, administer
 from ops.cli.base import Command, answer
 from ops.cli.options import Duration
 from ops.reporting import table
-from tenants.admin.brakes import Brake
 from tenants.admin.commands import BrakeEnd, BrakeSet
+from tenants.admin.platform.brakes import Brake
 
 
 @click.command(cls=Command)
@@ -38,11 +38,11 @@ def brake(tier: str | None, share: float | None, for_s: float | None, reason: st
     if clear:
         if tier is None or share is not None or for_s is not None:
             raise click.UsageError("--clear takes --tier and neither --share nor --for")
-        ended = administer(lambda admin: admin.end_brake(actor(), BrakeEnd(tier=tier)))
+        ended = administer(lambda admin: admin.brakes.end(actor(), BrakeEnd(tier=tier)))
         answer(ended.as_json(), f"the brake on {ended.tier.value} has ended")
         return
     if tier is None and share is None and for_s is None:
-        brakes = administer(lambda admin: admin.list_brakes())
+        brakes = administer(lambda admin: admin.brakes.all())
         answer([row.as_json() for row in brakes], lambda: _show(brakes))
         return
     if tier is None or share is None:
@@ -50,7 +50,7 @@ def brake(tier: str | None, share: float | None, for_s: float | None, reason: st
     if for_s is None:
         raise click.UsageError("a brake needs an end: give --for, such as --for 30m (at most 24h)")
     wanted = BrakeSet(tier=tier, share=share, for_s=for_s, reason=reason)
-    made = administer(lambda admin: admin.set_brake(actor(), wanted))
+    made = administer(lambda admin: admin.brakes.set(actor(), wanted))
     until = made.as_json()["until"]
     answer(made.as_json(), f"{made.tier.value} holds at most {made.share:g} of every engine until {until}")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.admin.administer import NOW, actor, named_list, named_one
+from ops.cli.administer import NOW, actor, named_list, named_one
 from ops.cli.base import answer, group
 from ops.cli.options import Duration
 from ops.reporting import table
@@ -105,10 +105,10 @@ def create(
 
     async def create_in_project(admin: Admin) -> tuple[ApiKey, str]:
         project, tenant = wanted.project, wanted.tenant
-        known = {text for row in await admin.list_projects(tenant) for text in (row.name, row.project_id)}
+        known = {text for row in await admin.projects.all(tenant) for text in (row.name, row.project_id)}
         if project is not None and project not in known:
-            await admin.create_project(actor(), ProjectCreate(tenant=tenant, name=project))
-        return await admin.create_key(actor(), wanted)
+            await admin.projects.create(actor(), ProjectCreate(tenant=tenant, name=project))
+        return await admin.keys.create(actor(), wanted)
 
     (made, secret), shown = named_one(create_in_project, _with_secret)
     answer(
@@ -182,7 +182,7 @@ def set_(
             "say what changes: --name, --default-tier, --scope, --model, --all-models, --tier, --expires,"
             " --expires-in, --allow-from CIDR (repeat), or --allow-from-anywhere"
         )
-    changed, shown = named_one(lambda admin: admin.update_key(actor(), key_id, wanted), ApiKey.as_json)
+    changed, shown = named_one(lambda admin: admin.keys.update(actor(), key_id, wanted), ApiKey.as_json)
     answer(shown, f"key {changed.key_id} {changed.name or 'without a name'}: {_in_words(changed)}")
 
 
@@ -211,8 +211,8 @@ def list_(tenant: str | None) -> None:
     uses: dict[str, datetime] = {}
 
     async def read(admin: Admin) -> list[ApiKey]:
-        keys = await admin.list_keys(tenant)
-        uses.update(await admin.last_uses(keys))
+        keys = await admin.keys.all(tenant)
+        uses.update(await admin.keys.last_uses(keys))
         return keys
 
     def shown_with_use(item: ApiKey) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def revoke(key_id: str, now: bool) -> None:
     --json answers what `key create` answers, without "key", with "revoked_at" and, with --now, "now": true.
     Exit code 3: a gateway has not confirmed it ("not_in_force_on").
     """
-    revoked, shown = named_one(lambda admin: admin.revoke_key(actor(), key_id, now=now), ApiKey.as_json)
+    revoked, shown = named_one(lambda admin: admin.keys.revoke(actor(), key_id, now=now), ApiKey.as_json)
     answer(shown, f"key {revoked.key_id} of {shown['tenant']} revoked")
 
 
@@ -282,7 +282,7 @@ def rotate(key_id: str, grace: float) -> None:
     --json answers what `key create` answers.
     """
     (_, secret), shown = named_one(
-        lambda admin: admin.rotate_key(actor(), key_id, grace_s=grace), _with_secret
+        lambda admin: admin.keys.rotate(actor(), key_id, grace_s=grace), _with_secret
     )
     answer(
         shown,

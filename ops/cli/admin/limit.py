@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ops.cli.admin.administer import actor, administer, named_list, named_one
+from ops.cli.administer import actor, administer, named_list, named_one
 from ops.cli.base import answer, group
 from ops.cli.live import call, running_server
 from ops.cli.options import Duration
@@ -151,7 +151,7 @@ def set_(
     assert size is not None
     mode = LimitMode.SOFT if soft else LimitMode.SHADOW if shadow else LimitMode.HARD
     wanted = LimitSet(amount=size, mode=mode, thresholds=list(thresholds) or None, **rest)
-    made, shown = named_one(lambda admin: admin.set_limit(actor(), wanted), limit_as_json)
+    made, shown = named_one(lambda admin: admin.limits.set(actor(), wanted), limit_as_json)
     since = f"{from_us(made.created_us):%Y-%m-%d %H:%M:%S} UTC"
     answer(
         shown,
@@ -189,7 +189,9 @@ def override(limit_id: str, clear: bool, **given: Any) -> None:
     if clear:
         if any(value is not None for value in given.values()):
             raise click.UsageError("--clear takes no other option")
-        cleared, shown = named_one(lambda admin: admin.clear_override(actor(), limit_id), limit_as_json)
+        cleared, shown = named_one(
+            lambda admin: admin.limits.clear_override(actor(), limit_id), limit_as_json
+        )
         answer(shown, f"limit {limit_id} is as it was set: {in_words(cleared)}")
         return
     if given["amount"] is None or given["reason"] is None:
@@ -202,7 +204,7 @@ def override(limit_id: str, clear: bool, **given: Any) -> None:
             validation.instant("--until", wanted.until)
     except Invalid as error:
         raise click.UsageError(str(error)) from None
-    made, shown = named_one(lambda admin: admin.override_limit(actor(), limit_id, wanted), limit_as_json)
+    made, shown = named_one(lambda admin: admin.limits.override(actor(), limit_id, wanted), limit_as_json)
     assert made.override is not None
     ends_at = f"{from_us(made.override.until_us):%Y-%m-%d %H:%M:%S} UTC"
     answer(
@@ -303,7 +305,7 @@ def list_(tenant: str | None, end_user: str | None) -> None:
     --json answers a list of what `limit show` answers, with the events of the newest window:
       [{"id": "lim_…", "meter": "total_tokens", "window": "day", "amount": 1000000, "mode": "hard", …}]
     """
-    views, named = named_list(lambda admin: admin.view_limits(tenant), LimitView.as_json)
+    views, named = named_list(lambda admin: admin.limits.view_all(tenant), LimitView.as_json)
     in_use = _in_use("", tenant=tenant, end_user=end_user) if views else {}
 
     def text() -> None:
@@ -345,7 +347,7 @@ def show(limit_id: str, end_user: str | None) -> None:
        "events": [{"window_start": "2026-01-31T00:00:00+00:00", "kind": "threshold", "level": 80,
                    "count": 12, "first": "…", "last": "…"}]}
     """
-    shown, named = named_one(lambda admin: admin.show_limit(limit_id), LimitView.as_json)
+    shown, named = named_one(lambda admin: admin.limits.show(limit_id), LimitView.as_json)
     in_use = _in_use(f"/{limit_id}", end_user=end_user)
 
     def text() -> None:
@@ -383,5 +385,5 @@ def remove(limit_id: str) -> None:
     --json answers:
       {"id": "lim_…", "removed": true}
     """
-    administer(lambda admin: admin.remove_limit(actor(), limit_id))
+    administer(lambda admin: admin.limits.remove(actor(), limit_id))
     answer({"id": limit_id, "removed": True}, f"limit {limit_id} removed")

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ops.cli.admin.administer import administer
+from ops.cli.administer import administer
 from ops.cli.base import answer, group, settings_now
 from ops.cli.live import call, running_server
 from ops.reporting import table
@@ -41,7 +41,7 @@ def list_() -> None:
     from ops.serving.upstream_probe import can
 
     settings = settings_now()
-    priced = {row.model for row in administer(lambda admin: admin.list_prices())}
+    priced = {row.model for row in administer(lambda admin: admin.prices.all())}
     rows: list[dict[str, Any]] = []
     for name in settings.pool_names:
         replicas = [upstream.name for upstream in settings.upstreams if upstream.pool_name == name]

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ops.cli.admin.administer import actor, administer, named_list, named_one
+from ops.cli.administer import actor, administer, named_list, named_one
 from ops.cli.base import answer, group, settings_now
 from ops.cli.live import running_server
 from ops.reporting import table
@@ -57,7 +57,7 @@ def invite(name: str, role: str, tenants: tuple[str, ...]) -> None:
        "created_at": "2026-01-31T18:30:00+00:00", "link": "http://127.0.0.1:8000/console/set-up?token=…"}
     """
     wanted = PersonInvite(name=name, role=role, tenants=list(tenants) or None)
-    (made, _), shown = named_one(lambda admin: admin.invite_person(actor(), wanted), _with_link)
+    (made, _), shown = named_one(lambda admin: admin.people.invite(actor(), wanted), _with_link)
     answer(shown, f"{made.name} may log in as {made.role.value} once a password is set:\n{_told(shown)}")
 
 
@@ -68,7 +68,7 @@ def list_() -> None:
     \b
     --json answers what `person invite` answers, without "link", in a list.
     """
-    people, shown = named_list(lambda admin: admin.list_people(), Person.as_json)
+    people, shown = named_list(lambda admin: admin.people.all(), Person.as_json)
     rows = [
         (
             who.person_id,
@@ -93,7 +93,7 @@ def role(name: str, role: str, tenants: tuple[str, ...]) -> None:
     --json answers what `person invite` answers, without "link".
     """
     wanted = PersonChange(role=role, tenants=list(tenants) or None)
-    changed, shown = named_one(lambda admin: admin.change_person(actor(), name, wanted), Person.as_json)
+    changed, shown = named_one(lambda admin: admin.people.change(actor(), name, wanted), Person.as_json)
     answer(shown, f"{changed.name} is {changed.role.value}")
 
 
@@ -106,7 +106,7 @@ def suspend(name: str) -> None:
     \b
     --json answers what `person invite` answers, without "link".
     """
-    changed, shown = named_one(lambda admin: admin.suspend_person(actor(), name), Person.as_json)
+    changed, shown = named_one(lambda admin: admin.people.suspend(actor(), name), Person.as_json)
     answer(shown, f"{changed.name} is suspended and logged out")
 
 
@@ -118,7 +118,7 @@ def resume(name: str) -> None:
     \b
     --json answers what `person invite` answers, without "link".
     """
-    changed, shown = named_one(lambda admin: admin.resume_person(actor(), name), Person.as_json)
+    changed, shown = named_one(lambda admin: admin.people.resume(actor(), name), Person.as_json)
     answer(shown, f"{changed.name} may log in again")
 
 
@@ -131,7 +131,7 @@ def reset(name: str) -> None:
     \b
     --json answers what `person invite` answers.
     """
-    (changed, _), shown = named_one(lambda admin: admin.reset_person(actor(), name), _with_link)
+    (changed, _), shown = named_one(lambda admin: admin.people.reset(actor(), name), _with_link)
     answer(shown, f"{changed.name} has no password until it sets a new one:\n{_told(shown)}")
 
 
@@ -146,7 +146,7 @@ def erase(name: str) -> None:
     --json answers:
       {"id": "psn_…", "status": "erased"}
     """
-    erased = administer(lambda admin: admin.erase_person(actor(), name))
+    erased = administer(lambda admin: admin.people.erase(actor(), name))
     answer({"id": erased.person_id, "status": "erased"}, f"{erased.name} ({erased.person_id}) is erased")
 
 
@@ -163,7 +163,7 @@ def sessions(name: str | None) -> None:
     """
     settings = settings_now().gateway
     rules = SessionRules(settings.session_idle_s, settings.session_max_s)
-    valid = administer(lambda admin: admin.list_sessions(name, rules))
+    valid = administer(lambda admin: admin.person_sessions.all(name, rules))
     answer([session.as_json() for session in valid], lambda: _show(valid))
 
 
@@ -180,11 +180,11 @@ def end_session(session_id: str | None, person_name: str | None) -> None:
         raise click.UsageError("give a SESSION_ID, or --all-of PERSON, one of them")
     if person_name is not None:
         name = person_name
-        whose = administer(lambda admin: admin.end_sessions(actor(), name))
+        whose = administer(lambda admin: admin.people.end_sessions(actor(), name))
         answer(whose.as_json(), f"{whose.name} is logged out everywhere")
         return
     wanted = session_id or ""
-    ended = administer(lambda admin: admin.end_session(actor(), wanted))
+    ended = administer(lambda admin: admin.person_sessions.end(actor(), wanted))
     answer(ended.as_json(), f"session {ended.session_id} of {ended.person.name} has ended")
 
 

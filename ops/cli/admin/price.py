@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from ops.cli.admin.administer import actor, administer
+from ops.cli.administer import actor, administer
 from ops.cli.base import answer, group
 from ops.reporting import table
 from tenants.admin.commands import PriceSet
@@ -84,7 +84,7 @@ def set_(model: str, tier: str | None, free: bool, **changes: int | None) -> Non
     if not free and all(value is None for value in changes.values()):
         raise click.UsageError("say what changes: --input, --cached, --output, a factor, or --free")
     wanted = PriceSet(model=model, tier=tier, free=free, **changes)
-    rows = administer(lambda admin: admin.set_price(actor(), wanted))
+    rows = administer(lambda admin: admin.prices.set(actor(), wanted))
     answer([row.as_json() for row in rows], lambda: show(f"prices of {model}", rows))
 
 
@@ -95,7 +95,7 @@ def list_() -> None:
     \b
     --json answers what `price set` answers, of every model.
     """
-    rows = administer(lambda admin: admin.list_prices())
+    rows = administer(lambda admin: admin.prices.all())
     answer([row.as_json() for row in rows], lambda: show("prices", rows))
 
 
@@ -110,7 +110,7 @@ def history(model: str, most: int) -> None:
     \b
     Ledger rows name the version they were charged by. --json answers what `price set` answers.
     """
-    rows = administer(lambda admin: admin.page_price_history(model, limit=most)).rows
+    rows = administer(lambda admin: admin.prices.page_history(model, limit=most)).rows
     answer([row.as_json() for row in rows], lambda: show(f"versions of {model}", rows))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ops.cli.admin.administer import NOW, actor, named_list, named_one
+from ops.cli.administer import NOW, actor, named_list, named_one
 from ops.cli.base import answer, group
 from ops.reporting import table
 from tenants.admin.commands import ProjectCreate
@@ -38,7 +38,7 @@ def create(name: str, tenant: str) -> None:
        "created_at": "2026-01-31T12:00:00+00:00"}
     """
     wanted = ProjectCreate(tenant=tenant, name=name)
-    _, made = named_one(lambda admin: admin.create_project(actor(), wanted), Project.as_json)
+    _, made = named_one(lambda admin: admin.projects.create(actor(), wanted), Project.as_json)
     answer(made, f"project {name} of {made['tenant']} created ({made['id']})")
 
 
@@ -51,7 +51,7 @@ def list_(tenant: str | None) -> None:
     --json answers a list of what `project create` answers:
       [{"id": "prj_…", "tenant_id": "ten_…", "tenant": "acme", "name": "default", "status": "active", …}]
     """
-    _, found = named_list(lambda admin: admin.list_projects(tenant), Project.as_json)
+    _, found = named_list(lambda admin: admin.projects.all(tenant), Project.as_json)
     rows = [(row["tenant"], row["name"], row["status"], row["id"]) for row in found]
     answer(found, lambda: table("projects", ("tenant", "name", "status", "id"), rows))
 
@@ -70,7 +70,7 @@ def suspend(project: str, tenant: str | None, now: bool) -> None:
     Exit code 3: a gateway has not confirmed it ("not_in_force_on").
     """
     _, suspended = named_one(
-        lambda admin: admin.suspend_project(actor(), project, tenant, now=now), Project.as_json
+        lambda admin: admin.projects.suspend(actor(), project, tenant, now=now), Project.as_json
     )
     running = "what runs ends as well" if now else "requests that run go on to their end"
     answer(
@@ -90,5 +90,5 @@ def resume(project: str, tenant: str | None) -> None:
     PROJECT is its id, or with --tenant its name.
     --json answers what `project create` answers, with "status": "active".
     """
-    _, resumed = named_one(lambda admin: admin.resume_project(actor(), project, tenant), Project.as_json)
+    _, resumed = named_one(lambda admin: admin.projects.resume(actor(), project, tenant), Project.as_json)
     answer(resumed, f"project {resumed['name']} of {resumed['tenant']} is active again")

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.admin.administer import actor, administer, named_list, named_one
+from ops.cli.administer import actor, administer, named_list, named_one
 from ops.cli.base import answer, group
-from ops.cli.options import SINCE, UNTIL
+from ops.cli.resource_commands import add_to
 from ops.reporting import table
 from tenants.admin.commands import SloSet
-from tenants.slo.slo import METRICS, PERIOD_DAYS, Missed, Slo, SloReport
+from tenants.resources.misses import MISSES
+from tenants.slo.slo import METRICS, PERIOD_DAYS, Slo, SloReport
 from tenants.types import Tier
 
 if TYPE_CHECKING:
-    from tenants.admin.admin import Admin
+    pass
 
 CAUSES = ("request", "quota", "capacity", "scheduling", "gateway", "fault", "client", "unknown")
 TIERS = [tier.value for tier in Tier]
@@ -62,7 +63,7 @@ def set_(**options: Any) -> None:
        "target_s": 0.5, "percentile": 95.0}
     """
     wanted = SloSet(**options)
-    made, shown = named_one(lambda admin: admin.set_slo(actor(), wanted), Slo.as_json)
+    made, shown = named_one(lambda admin: admin.slos.set(actor(), wanted), Slo.as_json)
     whose = f"of {wanted.tenant} " if wanted.tenant else ""
     answer(
         shown,
@@ -81,7 +82,7 @@ def list_(tenant: str | None) -> None:
       [{"id": "slo_…", "tenant_id": null, "tenant": null, "tier": "interactive", "metric": "ttft",
         "target_s": 0.5, "percentile": 95.0}, …]
     """
-    targets, shown = named_list(lambda admin: admin.list_slos(tenant), Slo.as_json)
+    targets, shown = named_list(lambda admin: admin.slos.all(tenant), Slo.as_json)
     rows = [
         (
             target.slo_id,
@@ -108,7 +109,7 @@ def remove(slo_id: str) -> None:
     --json answers:
       {"id": "slo_…", "removed": true}
     """
-    administer(lambda admin: admin.remove_slo(actor(), slo_id))
+    administer(lambda admin: admin.slos.remove(actor(), slo_id))
     answer({"id": slo_id, "removed": True}, f"target {slo_id} removed")
 
 
@@ -130,7 +131,7 @@ def report(tenant: str | None, tier: str | None) -> None:
                   "severity": "page", "fires": false}, …],
         "causes": {"capacity": 25, "request": 5}}]
     """
-    reports = administer(lambda admin: admin.slo_report(tenant, tier))
+    reports = administer(lambda admin: admin.slos.report(tenant, tier))
 
     def text() -> None:
         if not reports:
@@ -153,58 +154,7 @@ def report(tenant: str | None, tier: str | None) -> None:
     answer([report.as_json() for report in reports], text)
 
 
-@slo.command()
-@click.option("--tenant", help="Only this tenant (name or id).")
-@click.option("--tier", type=click.Choice(TIERS), help="Only this tier.")
-@click.option("--cause", type=click.Choice(CAUSES), help="Only this cause.")
-@SINCE
-@UNTIL
-@click.option("--most", type=click.IntRange(1, 1000), default=20, show_default=True)
-def misses(
-    tenant: str | None, tier: str | None, cause: str | None, since: str | None, until: str | None, most: int
-) -> None:
-    """The newest missed targets, each with its cause and what that was found by.
-
-    \b
-    --json answers:
-      [{"request_id": "req_…", "tenant_id": "ten_…", "tenant": "acme", "tier": "standard", "metric": "ttft",
-        "cause": "quota", "target_s": 0.5, "actual_s": 2.1, "ended_us": 1760000000000000,
-        "evidence": {"alone_s": 0.04, "fair_s": 1.9, "fair_without_own_s": 0.2, …}}]
-    """
-
-    async def newest(admin: Admin) -> list[Missed]:
-        rows: list[Missed] = []
-        cursor = None
-        while True:
-            page = await admin.page_misses(
-                tenant=tenant,
-                tier=tier,
-                cause=cause,
-                since=since,
-                until=until,
-                cursor=cursor,
-                limit=most - len(rows),
-            )
-            rows, cursor = rows + page.rows, page.next_cursor
-            if cursor is None or len(rows) >= most:
-                return rows
-
-    missed, shown = named_list(newest, Missed.as_json)
-    rows = [
-        (
-            miss.request_id,
-            named["tenant"] or miss.tenant_id,
-            miss.tier,
-            miss.metric,
-            f"{miss.target_us / 1e6:g} s",
-            "never" if miss.actual_us is None else f"{miss.actual_us / 1e6:.3g} s",
-            miss.cause,
-            _evidence(miss.evidence),
-        )
-        for miss, named in zip(missed, shown, strict=True)
-    ]
-    columns = ("request", "tenant", "tier", "metric", "target", "actual", "cause", "had it been")
-    answer(shown, lambda: table("missed targets", columns, rows))
+add_to(slo, MISSES)
 
 
 def _row(each: SloReport) -> Sequence[object]:
@@ -223,14 +173,6 @@ def _row(each: SloReport) -> Sequence[object]:
         rates,
         ", ".join(f"{cause} {count:,}" for cause, count in each.causes.items()),
     )
-
-
-def _evidence(evidence: Mapping[str, float | None]) -> str:
-    names = {"alone_s": "alone", "fair_s": "fair", "fair_without_own_s": "without its own"}
-    said = [
-        f"{name} {value:.3g} s" for key, name in names.items() if (value := evidence.get(key)) is not None
-    ]
-    return ", ".join(said)
 
 
 def _hours(seconds: int) -> str:

@@ -6,12 +6,12 @@ from typing import Any
 
 import click
 
-from ops.cli.admin.administer import NOW, actor, administer, named_one
 from ops.cli.admin.limit import in_words, subject_in_words
+from ops.cli.administer import NOW, actor, administer, named_one
 from ops.cli.base import answer, group
 from ops.reporting import table
-from tenants.admin.admin import TenantView
 from tenants.admin.commands import TenantChange, TenantCreate
+from tenants.admin.tenants import TenantView
 from tenants.admin.validation import ALL_TIERS
 from tenants.types import OnLowBudget, Tier
 
@@ -86,7 +86,7 @@ def create(tiers: tuple[str, ...], **options: Any) -> None:
        "created_at": "2026-01-31T12:00:00+00:00"}
     """
     wanted = TenantCreate(tiers=list(tiers) or None, **options)
-    made = administer(lambda admin: admin.create_tenant(actor(), wanted))
+    made = administer(lambda admin: admin.tenants.create(actor(), wanted))
     answer(made.as_json(), f"tenant {made.name} created ({made.tenant_id})")
 
 
@@ -144,7 +144,7 @@ def set_(
             "say what changes: --weight, --tier, --may-use, --model, --reserve, --reserve-tier,"
             " --on-low-budget, --label or --drop-label"
         )
-    changed = administer(lambda admin: admin.update_tenant(actor(), name, wanted))
+    changed = administer(lambda admin: admin.tenants.update(actor(), name, wanted))
     answer(changed.as_json(), f"tenant {changed.name} changed")
 
 
@@ -167,7 +167,7 @@ def list_() -> None:
     --json answers a list of what `tenant create` answers:
       [{"id": "ten_…", "name": "acme", "status": "active", "weight": 2.0, …}]
     """
-    tenants = administer(lambda admin: admin.list_tenants())
+    tenants = administer(lambda admin: admin.tenants.all())
     rows = [
         (item.name, item.status, f"{item.weight:g}", item.default_tier.value, item.tenant_id)
         for item in tenants
@@ -187,7 +187,7 @@ def show(name: str) -> None:
     --json answers:
       {"id": "ten_…", "name": "acme", …, "projects": […], "keys": […], "limits": […], "has_limits": true}
     """
-    shown, named = named_one(lambda admin: admin.show_tenant(name), TenantView.as_json)
+    shown, named = named_one(lambda admin: admin.tenants.show(name), TenantView.as_json)
 
     def text() -> None:
         one = shown.tenant
@@ -229,7 +229,7 @@ def suspend(name: str, now: bool) -> None:
     --json answers what `tenant create` answers, with "status": "suspended" and, with --now, "now": true.
     Exit code 3: a gateway has not confirmed it ("not_in_force_on").
     """
-    suspended = administer(lambda admin: admin.suspend_tenant(actor(), name, now=now))
+    suspended = administer(lambda admin: admin.tenants.suspend(actor(), name, now=now))
     answer(suspended.as_json(), f"tenant {suspended.name} suspended")
 
 
@@ -241,5 +241,5 @@ def resume(name: str) -> None:
     \b
     --json answers what `tenant create` answers, with "status": "active".
     """
-    resumed = administer(lambda admin: admin.resume_tenant(actor(), name))
+    resumed = administer(lambda admin: admin.tenants.resume(actor(), name))
     answer(resumed.as_json(), f"tenant {resumed.name} is active again")

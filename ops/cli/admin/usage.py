@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.admin.administer import actor, administer
+from ops.cli.administer import actor, administer
 from ops.cli.base import answer, group, opened
 from ops.cli.options import OUTPUT, Duration
 from ops.reporting import table
@@ -105,7 +105,7 @@ def show(limit: int, cursor: str | None, **asked: Any) -> None:
     from tenants.admin.lists.usage import UsageAsked
 
     async def read(admin: Admin) -> dict[str, Any]:
-        page = (await admin.read_usage(UsageAsked(**asked), cursor=cursor, limit=limit)).as_json()
+        page = (await admin.usage.read(UsageAsked(**asked), cursor=cursor, limit=limit)).as_json()
         del page["object"]
         return page | {"data": await admin.with_names(page["data"])}
 
@@ -161,7 +161,7 @@ def export(form: str, output: Path | None, **asked: Any) -> None:
     from tenants.admin.lists.usage_export import export_usage
 
     async def write(admin: Admin) -> None:
-        texts = await export_usage(admin, UsageAsked(**asked), form)
+        texts = await export_usage(admin.transactions, UsageAsked(**asked), form)
         with opened(output) as file:
             async for text in texts:
                 file.write(text)
@@ -188,7 +188,7 @@ def verify() -> None:
     --json answers:
       {"ok": true, "problems": []}
     """
-    problems = administer(lambda admin: admin.verify_usage())
+    problems = administer(lambda admin: admin.usage.verify())
 
     def text() -> None:
         for problem in problems:
@@ -211,7 +211,7 @@ def rebuild() -> None:
     --json answers:
       {"corrected": 0}
     """
-    corrected = administer(lambda admin: admin.rebuild_usage(actor()))
+    corrected = administer(lambda admin: admin.usage.rebuild(actor()))
     answer({"corrected": corrected}, f"{corrected:,} sums corrected")
 
 
@@ -230,7 +230,7 @@ def sessions(tenant: str, session: str | None, limit: int) -> None:
        "cost_nanousd": 1895700, "credit_nanousd": 0, "wait_us": 910221}, …], "has_more": false}
     Of a SESSION the same of it alone, with `by` (its sums by model and outcome) and `newest` (its calls).
     """
-    shown = administer(lambda admin: admin.read_sessions(tenant, session, limit=limit))
+    shown = administer(lambda admin: admin.sessions.read(tenant, session, limit=limit))
     is_list = session is None
     names = (*(("id", "last_call_at", "calls") if is_list else ("id", "ended_at", "outcome")), *SHOWN[1:6])
     rows = [[row[name] for name in names] for row in shown["data" if is_list else "newest"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ops.cli.admin.administer import actor, administer, named_list, named_one
+from ops.cli.administer import actor, administer, named_list, named_one
 from ops.cli.base import answer, group
 from ops.reporting import table
 from tenants.admin.webhooks import DeliveryAgain, Webhook, WebhookAdd
@@ -45,7 +45,7 @@ def add(url: str, tenant: str | None, subjects: tuple[str, ...]) -> None:
     """
     wanted = WebhookAdd(url=url, tenant=tenant, subjects=list(subjects) or None)
     (made, secret), shown = named_one(
-        lambda admin: admin.add_webhook(actor(), wanted), lambda both: both[0].as_json()
+        lambda admin: admin.webhooks.add(actor(), wanted), lambda both: both[0].as_json()
     )
     told = f"webhook {made.webhook_id} added; its secret, shown this once:\n  {secret}"
     answer(shown | {"secret": secret}, told)
@@ -59,8 +59,8 @@ def list_() -> None:
     --json answers what `webhook add` answers, without "secret", in a list, with
       "deliveries": {"pending": 1, "delivered": 20, "dead": 0}
     """
-    hooks, shown = named_list(lambda admin: admin.list_webhooks(), Webhook.as_json)
-    counts = administer(lambda admin: admin.count_deliveries(hook.webhook_id for hook in hooks))
+    hooks, shown = named_list(lambda admin: admin.webhooks.all(), Webhook.as_json)
+    counts = administer(lambda admin: admin.webhooks.count_deliveries(hook.webhook_id for hook in hooks))
     rows = [
         (
             hook.webhook_id,
@@ -88,7 +88,7 @@ def remove(webhook_id: str) -> None:
     --json answers:
       {"id": "whk_…", "removed": true}
     """
-    administer(lambda admin: admin.remove_webhook(actor(), webhook_id))
+    administer(lambda admin: admin.webhooks.remove(actor(), webhook_id))
     answer({"id": webhook_id, "removed": True}, f"webhook {webhook_id} removed")
 
 
@@ -100,7 +100,7 @@ def test(webhook_id: str) -> None:
     \b
     --json answers what `webhook deliveries` lists, of the one.
     """
-    put, shown = named_one(lambda admin: admin.test_webhook(actor(), webhook_id), Delivery.as_json)
+    put, shown = named_one(lambda admin: admin.webhooks.test(actor(), webhook_id), Delivery.as_json)
     answer(shown, f"event {put.event_id} waits to be sent: `fairgate webhook deliveries {webhook_id}`")
 
 
@@ -116,7 +116,9 @@ def deliveries(webhook_id: str, state: str | None) -> None:
         "slo.burn", "state": "pending", "attempts": 3, "error": "it answered 503", "made_at": "2026-…",
         "next_at": "2026-…", "ended_at": null}, …]
     """
-    sent, shown = named_list(lambda admin: admin.deliveries(webhook_id, state=state), Delivery.as_json)
+    sent, shown = named_list(
+        lambda admin: admin.webhooks.deliveries(webhook_id, state=state), Delivery.as_json
+    )
     rows = [
         (
             delivery.seq,
@@ -143,5 +145,5 @@ def resend(webhook_id: str, seq: int | None) -> None:
     --json answers:
       {"webhook": "whk_…", "events": 3}
     """
-    count = administer(lambda admin: admin.resend(actor(), webhook_id, DeliveryAgain(seq=seq)))
+    count = administer(lambda admin: admin.webhooks.resend(actor(), webhook_id, DeliveryAgain(seq=seq)))
     answer({"webhook": webhook_id, "events": count}, f"{count} events wait to be sent again")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.admin.administer import named_list
+from ops.cli.administer import named_list
 from ops.cli.base import PageCommand, answer, group, settings_now
 from ops.deploy.alert_rules import as_yaml, rules
 from ops.reporting import table
@@ -42,7 +42,7 @@ def list_(state: str | None) -> None:
         "fired_at": "2026-…", "resolved_at": null}, …]
     """
     fires = None if state is None else state == "firing"
-    alerts_, shown = named_list(lambda admin: admin.list_alerts(fires=fires), Incident.as_json)
+    alerts_, shown = named_list(lambda admin: admin.webhooks.alerts(fires=fires), Incident.as_json)
     rows = [
         (row.subject, named["state"], row.severity, named["tenant"] or "", named["fired_at"], row.summary)
         for row, named in zip(alerts_, shown, strict=True)

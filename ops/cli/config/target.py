@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.admin.administer import actor, administer
+from ops.cli.administer import actor, administer
 from ops.cli.base import Failure, settings_now
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _administer(
     act: Callable[[ConfigFile], Awaitable[dict[str, Any]]], file: ConfigFileText | None = None
 ) -> dict[str, Any]:
     from gateway.cluster.policy_check import checked_policy
-    from tenants.admin.policy import StoredPolicy
+    from tenants.admin.platform.policy import StoredPolicy
     from tenants.config_file.config_file import ConfigFile
     from tenants.config_file.document import ConfigInvalid
     from tenants.config_file.plan import PlanTerms

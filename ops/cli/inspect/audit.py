@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 import msgspec
 
-from ops.cli.admin.administer import actor, administer
+from ops.cli.administer import actor, administer
 from ops.cli.base import answer, group, opened
 from ops.cli.inspect import audit_follow, audit_log, audit_verify
 from ops.cli.inspect.audit_log import signing_key, write_log
@@ -89,7 +89,7 @@ def list_(limit: int, cursor: str | None, **given: Any) -> None:
     query = AuditQuery(**given)
 
     async def read(admin: Admin) -> dict[str, Any]:
-        page = await admin.read_audit(query, cursor=cursor, limit=limit)
+        page = await admin.audit.read(query, cursor=cursor, limit=limit)
         rows = await admin.with_names(row.as_json() for row in page.rows)
         return {"data": rows, "next_cursor": page.next_cursor}
 
@@ -135,7 +135,8 @@ def export(output: Path | None, **given: Any) -> None:
 
     async def write(admin: Admin) -> int:
         whose = actor()
-        await admin.note_access(Access("access.export", whose.name, whose.origin, "fairgate audit export"))
+        access = Access("access.export", whose.name, whose.origin, "fairgate audit export")
+        await admin.transactions.note_access(access)
         with opened(output) as file:
             if query != AuditQuery(order="oldest"):
                 return await _write_list(file, admin, query)
@@ -152,7 +153,7 @@ async def _write_list(file: TextIO, admin: Admin, query: AuditQuery) -> int:
     file.write(head_line(ExportHead(None, None, None)))
     rows, cursor = 0, None
     while True:
-        page = await admin.read_audit(query, cursor=cursor, limit=MAX_PAGE)
+        page = await admin.audit.read(query, cursor=cursor, limit=MAX_PAGE)
         for row in await admin.with_names(row.as_json() for row in page.rows):
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
         rows, cursor = rows + len(page.rows), page.next_cursor

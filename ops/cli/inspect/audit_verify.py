@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.admin.administer import administer
+from ops.cli.administer import administer
 from ops.cli.base import Command, Failure, answer
 from ops.cli.inspect.audit_log import FILE, PUBLIC_KEY, parsed_keys, signing_key, text_of
 
@@ -88,7 +88,7 @@ def _verify_database(keys: list[PublicKey], notes: list[str]) -> Verdict:
     own = signing_key()
 
     async def check(admin: Admin) -> Verdict:
-        log = admin.audit_log()
+        log = admin.audit.log()
         trusted = keys or ([] if own is None else [own.public])
         if not trusted:
             known = await log.public_key()
@@ -133,7 +133,8 @@ def _verify_proof(path: Path, keys: list[PublicKey]) -> None:
 
 def _verify_ledger(*, with_prices: bool) -> tuple[LedgerVerdict, PriceVerdict | None]:
     async def check(admin: Admin) -> tuple[LedgerVerdict, PriceVerdict | None]:
-        return await admin.verify_digests(), await admin.verify_prices() if with_prices else None
+        ledger = admin.ledger
+        return await ledger.verify_digests(), await ledger.verify_prices() if with_prices else None
 
     return administer(check)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.admin.administer import administer
+from ops.cli.administer import administer
 from ops.cli.base import answer, group
 from ops.cli.options import PastInstant
 from ops.reporting import table
@@ -61,7 +61,7 @@ def show(**asked: Any) -> None:
     """
 
     async def read(admin: Admin) -> dict[str, Any]:
-        page = await admin.page_flow(**asked)
+        page = await admin.flow.page(**asked)
         rows = await admin.with_names(row.as_json() for row in page.rows)
         return {"data": rows, "next_cursor": page.next_cursor}
 
@@ -105,7 +105,7 @@ def engines(**asked: Any) -> None:
     """
 
     async def read(admin: Admin) -> dict[str, Any]:
-        page = await admin.page_engines(**asked)
+        page = await admin.flow.page_engines(**asked)
         return {"data": [row.as_json() for row in page.rows], "next_cursor": page.next_cursor}
 
     document = administer(read)

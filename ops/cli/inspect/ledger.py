@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.admin.administer import actor, administer
+from ops.cli.administer import actor, administer
 from ops.cli.base import Failure, answer, group, settings_now
 from ops.cli.live import call, running_server
 
@@ -139,13 +139,13 @@ def _adjust(request_id: str, reason: str) -> dict[str, Any]:
     async def act(admin: Admin) -> dict[str, Any]:
         wanted = LedgerAdjust(request_id=request_id, reason=reason)
         if not redis_url:
-            return (await admin.adjust_ledger(actor(), wanted, None)).as_json()
+            return (await admin.ledger.adjust(actor(), wanted, None)).as_json()
         from tenants.quota.redis import RedisQuotaStore
 
         store = RedisQuotaStore(redis_url)
         try:
             await store.ping()
-            return (await admin.adjust_ledger(actor(), wanted, store)).as_json()
+            return (await admin.ledger.adjust(actor(), wanted, store)).as_json()
         finally:
             await store.close()
 

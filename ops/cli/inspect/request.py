@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gateway.domain.outcomes import RequestOutcome
-from ops.cli.admin.administer import administer
+from ops.cli.administer import administer
 from ops.cli.base import Failure, answer, group, settings_now
 from ops.cli.inspect.waterfall import (
     decoded_in_words,
@@ -24,7 +23,8 @@ from ops.cli.live import call, require_server, running_server
 from ops.cli.options import PastInstant
 from ops.reporting import table
 from tenants.admin.cursor import MAX_PAGE
-from tenants.admin.lists.requests import RequestQuery
+from tenants.outcomes import RequestOutcome
+from tenants.resources.ended import EndedQuery
 from tenants.types import Tier
 
 TIERS = click.Choice([tier.value for tier in Tier])
@@ -89,7 +89,7 @@ def list_(status: str | None, ended: bool, limit: int, cursor: str | None, **fil
     if ended:
         if status is not None:
             raise click.UsageError("give --status or --ended, not both")
-        shown = ended_requests(RequestQuery(**filters), cursor, limit)
+        shown = ended_requests(EndedQuery(**filters), cursor, limit)
         answer(shown, lambda: show_ended(shown))
         return
     if cursor is not None or any(filters[name] is not None for name in ONLY_ENDED):
@@ -230,6 +230,7 @@ async def _read(shown_id: str) -> dict[str, Any]:
     from gateway.routes.requests import ended_request, settled_of
     from ops.serving import datadir
     from tenants.admin.admin import Admin
+    from tenants.admin.transaction import Transactions
     from tenants.errors import TenancyError
     from tenants.ledger import timelines
     from tenants.ledger.ledger import Ledger
@@ -245,7 +246,7 @@ async def _read(shown_id: str) -> dict[str, Any]:
         if not any(row.kind == "settle" for row in rows):
             what = "has not been settled yet, and no server runs here" if rows else "is not known here"
             raise Failure(f"request {request_id[:80]} {what}")
-        admin = Admin(database, datadir.pepper(settings))
+        admin = Admin(Transactions(database, datadir.pepper(settings)))
         explanation = await explained(lambda one: timelines.find(database, one), admin, request_id)
         settled = settled_of(rows)
         others = await sat_out_for(admin, settled)
@@ -267,19 +268,17 @@ def _price(side: Mapping[str, Any]) -> str:
 
 if TYPE_CHECKING:
     from tenants.admin.admin import Admin
-    from tenants.admin.lists.requests import RequestQuery
+    from tenants.resources.ended import EndedQuery
 
 
-def ended_requests(query: RequestQuery, cursor: str | None, limit: int) -> dict[str, Any]:
+def ended_requests(query: EndedQuery, cursor: str | None, limit: int) -> dict[str, Any]:
     """What `GET /admin/v1/requests/ended` answers."""
-    from gateway.explain.attribution import Cause
     from gateway.explain.explanation import steps_of
-
-    if query.cause not in (None, *Cause):
-        raise click.UsageError(f"--cause: {query.cause!r} is not one of {', '.join(Cause)}")
+    from tenants.resources.ended import ENDED
+    from tenants.resources.reading import read_page
 
     async def read(admin: Admin) -> dict[str, Any]:
-        page = await admin.page_requests(query, cursor=cursor, limit=limit)
+        page = await read_page(admin, ENDED, query, cursor=cursor, limit=limit)
         rows = await admin.with_names(row.as_json() | steps_of(row.packed) for row in page.rows)
         return {"data": rows, "next_cursor": page.next_cursor}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ops.cli.admin.administer import administer
+from ops.cli.administer import administer
 from ops.cli.base import Command, answer
 from ops.cli.options import Duration
 from ops.reporting import table
@@ -58,7 +58,7 @@ def moves(
     query = MoveQuery(model=model, knob=knob, made=made, since=since)
 
     async def read(admin: Admin) -> tuple[list[StoredMove], bool]:
-        page = await admin.read_moves(query, limit=limit)
+        page = await admin.moves.read(query, limit=limit)
         return page.rows, page.next_cursor is not None
 
     rows, has_more = administer(read)

@@ -12,15 +12,13 @@ from tenants.admin import validation
 from tenants.admin.audit import MAX_TEXT, AuditRow
 from tenants.admin.cursor import DEFAULT_PAGE, Number, Page, beyond, checked_limit, decode_cursor, page_of
 from tenants.admin.lists.scans import end_of_scan
-from tenants.admin.transaction import AdminCommands
+from tenants.admin.transaction import AdminActs
 from tenants.audit import persons
 from tenants.audit.log import AuditLog
 from tenants.audit.note import SigningKey
 from tenants.directory import queries
 from tenants.directory.records import from_us, to_us
 from tenants.errors import Invalid, NotFound
-from tenants.ledger.digests import LedgerDigests, LedgerVerdict, verify_digests
-from tenants.ledger.price_check import PriceVerdict, verify_prices
 from tenants.people.person import folded
 from tenants.storage.tables import audit
 
@@ -34,8 +32,6 @@ KINDS = (
 MOST_SKEW_US = 3_600_000_000
 """Most that instants, by several machines' clocks, are out of order; rows are numbered by transaction."""
 MAX_SEQ = 2**63 - 1
-MOST_SPANS = 100
-"""Of the ledger, digested by one command: a million rows. A server goes on with older ones."""
 SHOWN = [column for column in audit.c if column.name != "entry"]
 
 
@@ -56,38 +52,19 @@ class AuditQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     order: Literal["newest", "oldest"] = "newest"
 
 
-class AuditCommands(AdminCommands):
-    def audit_log(self, key: SigningKey | None = None) -> AuditLog:
+class AuditReads(AdminActs):
+    def log(self, key: SigningKey | None = None) -> AuditLog:
         """The same rows as a signed log; `key`: what it is signed with here."""
-        return AuditLog(self._database, key, self._clock)
+        return AuditLog(self._transactions.database, key, self._transactions.clock)
 
-    async def digest_ledger(self) -> int:
-        """Digests at most `MOST_SPANS` spans of the ledger; returns the number of rows. Raises `Invalid`,
-        `AuditDamaged`, `DatabaseUnavailable`."""
-        digests, rows = LedgerDigests(self._database, self._clock, 0.0), 0
-        for _ in range(MOST_SPANS):
-            span = await digests.close_due()
-            if span is None:
-                break
-            rows += span.rows
-        return rows
-
-    async def verify_digests(self) -> LedgerVerdict:
-        """Whether the ledger matches the audit's digests. Raises `DatabaseUnavailable`."""
-        return await verify_digests(self._database)
-
-    async def verify_prices(self) -> PriceVerdict:
-        """Whether each charge matches its prices. Raises `DatabaseUnavailable`."""
-        return await verify_prices(self._database)
-
-    async def read_audit(
+    async def read(
         self, wanted: AuditQuery | None = None, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
     ) -> Page[AuditRow]:
         """A page may be shorter than `limit` before the list ends. Raises `Invalid`, `NotFound`."""
         query = AuditQuery() if wanted is None else wanted
         most, filters = checked_limit(limit), msgspec.to_builtins(query)
         last = None if cursor is None else decode_cursor("audit", filters, cursor, tuple[Number])
-        rows, end = await self._database.read(lambda one: _rows(one, query, last, most + 1))
+        rows, end = await self._transactions.read(lambda one: _rows(one, query, last, most + 1))
         return page_of(rows, most, "audit", filters, lambda row: (row.seq,), scanned_to=end)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from tenants.admin.transaction import AdminCommands
+from tenants.admin.transaction import AdminActs
 from tenants.counts import minute_store
 from tenants.counts.minute_store import HOUR_US, KEPT_US, EngineMinute
 
@@ -33,14 +33,14 @@ class ServedTime:
     """Of the tenants that were asked about, in each hour with something."""
 
 
-class EngineTimeReads(AdminCommands):
-    async def engine_time(self, from_us: int, to_us: int) -> list[EngineTime]:
+class EngineTimeReads(AdminActs):
+    async def by_replica(self, from_us: int, to_us: int) -> list[EngineTime]:
         """Sums of the minutes that begin then, by pool and replica, from the gateway that saw it longest."""
         begin_us = max(from_us, to_us - KEPT_US)
-        sums = await self._database.read(lambda one: minute_store.engine_sums(one, begin_us, to_us))
+        sums = await self._transactions.read(lambda one: minute_store.engine_sums(one, begin_us, to_us))
         return [EngineTime(pool, replica, counts) for pool, replica, counts in sums]
 
-    async def served_time(self, from_us: int, to_us: int, tenant_ids: list[str]) -> ServedTime:
+    async def served(self, from_us: int, to_us: int, tenant_ids: list[str]) -> ServedTime:
         """Service in that time: of all, and by the hour of at most `MOST_RESERVED` tenants."""
         begin_us = max(from_us, to_us - KEPT_US) // HOUR_US * HOUR_US
 
@@ -50,4 +50,4 @@ class EngineTimeReads(AdminCommands):
                 total, minute_store.served_by_hour(connection, begin_us, to_us, tenant_ids[:MOST_RESERVED])
             )
 
-        return await self._database.read(look)
+        return await self._transactions.read(look)

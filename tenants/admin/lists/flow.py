@@ -19,7 +19,7 @@ from tenants.admin.cursor import (
     decode_cursor,
     page_of,
 )
-from tenants.admin.transaction import AdminCommands
+from tenants.admin.transaction import AdminActs
 from tenants.counts import minute_store
 from tenants.counts.minute_store import HOUR_US, MINUTE_US, EngineKey, EngineMinute, FlowKey, FlowMinute
 from tenants.directory import queries
@@ -63,8 +63,8 @@ class EngineRow:
         } | self.counts.as_json()
 
 
-class FlowLists(AdminCommands):
-    async def page_flow(
+class FlowReads(AdminActs):
+    async def page(
         self,
         *,
         since: str | None = None,
@@ -105,7 +105,7 @@ class FlowLists(AdminCommands):
             rows = minute_store.flow_by_window(connection, window_us, wanted, most + 1)
             return [FlowRow(key, counts, window_us) for key, counts in rows]
 
-        rows = await self._database.read(look)
+        rows = await self._transactions.read(look)
         return page_of(rows, most, "flow", filters, lambda row: row.key)
 
     async def page_engines(
@@ -131,7 +131,7 @@ class FlowLists(AdminCommands):
         for name, value in (("pool", pool), ("replica", replica)):
             if value is not None:
                 conditions.append(table.c[name] == _name(name, value))
-        minutes = await self._database.read(
+        minutes = await self._transactions.read(
             lambda one: minute_store.engines_by_minute(one, conditions, most + 1)
         )
         rows = [EngineRow(key, counts) for key, counts in minutes]
@@ -140,7 +140,7 @@ class FlowLists(AdminCommands):
     def _spans_of_flow(self, since: str | None, until: str | None, window: str) -> tuple[int, int]:
         """Whole windows that hold the two instants. Raises `Invalid`."""
         window_us = WINDOWS_US[window]
-        now_us = round(self._clock() * 1e6)
+        now_us = self._transactions.now_us()
         end_us = now_us if until is None else to_us(validation.instant("to", until))
         default_us = end_us - (HOUR_US if window == "minute" else 24 * HOUR_US)
         begin_us = default_us if since is None else to_us(validation.instant("from", since))

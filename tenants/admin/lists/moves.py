@@ -11,7 +11,7 @@ from sqlalchemy.sql import ColumnElement
 from tenants.admin import validation
 from tenants.admin.cursor import Page, Text, beyond, checked_limit, decode_cursor, page_of
 from tenants.admin.lists.scans import between, end_of_scan
-from tenants.admin.transaction import AdminCommands
+from tenants.admin.transaction import AdminActs
 from tenants.counts import move_store
 from tenants.counts.move_store import MAX_KNOB_CHARACTERS, MAX_MODEL_CHARACTERS, StoredMove
 from tenants.storage.tables import control_moves
@@ -32,8 +32,8 @@ class MoveQuery(
     until: str | None = None
 
 
-class MoveReads(AdminCommands):
-    async def read_moves(
+class MoveReads(AdminActs):
+    async def read(
         self, query: MoveQuery, *, cursor: str | None = None, limit: int = 100
     ) -> Page[StoredMove]:
         """Moves, newest first. Raises `Invalid`, `DatabaseUnavailable`."""
@@ -56,7 +56,7 @@ class MoveReads(AdminCommands):
                 looked_at.append(~beyond(order, end, newest_first=True))
             return move_store.where(connection, looked_at + others, most + 1), end
 
-        moves, end = await self._database.read(read)
+        moves, end = await self._transactions.read(read)
         return page_of(moves, most, "moves", filters, lambda row: (row.at_us, row.move_id), scanned_to=end)
 
 

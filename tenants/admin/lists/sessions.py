@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, func, select
 
 from tenants.admin.cursor import DEFAULT_PAGE, checked_limit
-from tenants.admin.transaction import AdminCommands
+from tenants.admin.transaction import AdminActs
 from tenants.directory import queries
 from tenants.directory.records import from_us
 from tenants.errors import NotFound
@@ -32,13 +32,13 @@ Calls = list[tuple[str, int, Charge]]
 """Charges, each with its request's id and end, the newest first."""
 
 
-class SessionLists(AdminCommands):
-    async def read_sessions(
+class SessionReads(AdminActs):
+    async def read(
         self, tenant: str, session: str | None = None, *, limit: int = DEFAULT_PAGE
     ) -> dict[str, Any]:
         """A tenant's live sessions, the one that called last first, as JSON; or one of them with its newest
         calls. Raises `Invalid`, `NotFound`."""
-        most, since_us = checked_limit(limit), round(self._clock() * 1e6) - DAY_US
+        most, since_us = checked_limit(limit), self._transactions.now_us() - DAY_US
 
         def look(connection: Connection) -> dict[str, Any]:
             tenant_id = queries.find_tenant(connection, tenant).tenant_id
@@ -54,7 +54,7 @@ class SessionLists(AdminCommands):
                 raise NotFound("session", session[:80])
             return shown[0] | _details(calls, most, is_whole=left >= 0)
 
-        return await self._database.read(look)
+        return await self._transactions.read(look)
 
 
 def _live(connection: Connection, tenant_id: str, since_us: int, session: str | None) -> Sequence[Any]:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.cursor import Number, Text, checked_limit, decode_cursor, encode_cursor
-from tenants.admin.transaction import AdminCommands
+from tenants.admin.transaction import AdminActs
 from tenants.directory import queries
 from tenants.directory.records import from_us, to_us
 from tenants.errors import DatabaseUnavailable, Invalid
@@ -88,14 +88,12 @@ class UsagePage:
         }
 
 
-class UsageCommands(AdminCommands):
-    async def read_usage(
-        self, asked: UsageAsked, *, cursor: str | None = None, limit: int = 100
-    ) -> UsagePage:
+class UsageActs(AdminActs):
+    async def read(self, asked: UsageAsked, *, cursor: str | None = None, limit: int = 100) -> UsagePage:
         """Raises `Invalid`, `NotFound`."""
         checked_limit(limit)
         # The range is in the cursor: by default it would move with the clock from page to page.
-        query, filters = _query(asked, round(self._clock() * 1e6)), msgspec.to_builtins(asked)
+        query, filters = _query(asked, self._transactions.now_us()), msgspec.to_builtins(asked)
         after: tuple[Any, ...] | None = None
         if cursor is not None:
             key: Any = tuple[(Number, Number, Number, *[Text] * len(query.group_by))]  # type: ignore[misc]
@@ -109,9 +107,9 @@ class UsageCommands(AdminCommands):
             following = None if last is None else encode_cursor(_LIST, filters, last)
             return UsagePage(wanted, rows.rows, following, rows.folded_us, rows.includes_unfolded)
 
-        return await self._database.read(look)
+        return await self._transactions.read(look)
 
-    async def hours_of_use(
+    async def hours(
         self, tenant: str, since_us: int, until_us: int, *, most: int = MOST_HOUR_ROWS
     ) -> list[UsageRow]:
         """By full hour, model and tier; the oldest `most` rows. Raises `Invalid`, `NotFound`."""
@@ -121,25 +119,25 @@ class UsageCommands(AdminCommands):
             query = UsageQuery(since_us, until_us, "hour", ("model", "tier"), tenant_id=owner.tenant_id)
             return usage(connection, query, None, most).rows
 
-        return await self._database.read(look)
+        return await self._transactions.read(look)
 
-    async def verify_usage(self) -> list[str]:
+    async def verify(self) -> list[str]:
         """Some sums that differ from the ledger; alerts use the last result. Raises `DatabaseUnavailable`."""
-        problems = await verify.usage_problems(self._database)
+        problems = await verify.usage_problems(self._transactions.database)
         await self._note_check(len(problems))
         return problems
 
-    async def rebuild_usage(self, actor: Actor | str) -> int:
+    async def rebuild(self, actor: Actor | str) -> int:
         """Returns how many were wrong. Raises `DatabaseUnavailable`, `Invalid` if another rebuild begins."""
-        await self.note(actor, "usage.rebuild", "usage")
-        corrected = await verify.rebuild_usage(self._database)
+        await self._transactions.note(actor, "usage.rebuild", "usage")
+        corrected = await verify.rebuild_usage(self._transactions.database)
         await self._note_check(0)
         return corrected
 
     async def _note_check(self, problems: int) -> None:
-        check = LedgerCheck(round(self._clock() * 1e6), problems)
+        check = LedgerCheck(self._transactions.now_us(), problems)
         with suppress(DatabaseUnavailable):
-            await self._database.write(lambda one: note_ledger_check(one, check))
+            await self._transactions.database.write(lambda one: note_ledger_check(one, check))
 
 
 def _query(asked: UsageAsked, now_us: int) -> UsageQuery:

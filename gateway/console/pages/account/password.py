@@ -29,7 +29,7 @@ async def change_password(request: Request) -> Response[str]:
     try:
         await deps.way_in.confirm(person, visit.form.get("current", ""), address=visit.address)
         new_hash = await chosen_password(deps.way_in, person.name, visit.form)
-        person = await deps.admin.set_password(visit.actor, person, new_hash)
+        person = await deps.admin.people.set_password(visit.actor, person, new_hash)
     except FORM_ERRORS as error:
         problem = problem_of(error, fields=FIELDS, refused_at="current")
         return page_response("account/password.html", visit, problem=problem, is_changed=False)

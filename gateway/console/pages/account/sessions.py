@@ -26,7 +26,9 @@ async def sessions_page(request: Request) -> Response[str]:
     next_page = ""
     if visit.person.may(Act.READ_PEOPLE):
         cursor = request.query_params.get("cursor")
-        sessions = await deps.admin.page_sessions(rules=deps.people.rules, cursor=cursor, limit=MOST_SHOWN)
+        sessions = await deps.admin.person_sessions.page(
+            rules=deps.people.rules, cursor=cursor, limit=MOST_SHOWN
+        )
         others = [row for row in sessions.rows if row.person.person_id != visit.person.person_id]
         next_page = with_query(PATH, {"cursor": sessions.next_cursor}) if sessions.next_cursor else ""
     return page_response(
@@ -48,7 +50,7 @@ async def end_own_session(request: Request) -> Response[str]:
     session_row = next((session for session in own if session.session_id == wanted), None)
     if session_row is None:
         raise NotFound("session", wanted)
-    await deps.admin.end_session(visit.actor, session_row.session_id, of=session_row.person.person_id)
+    await deps.admin.person_sessions.end(visit.actor, session_row.session_id, of=session_row.person.person_id)
     return redirect(with_query(PATH, {"ended": "1"}))
 
 

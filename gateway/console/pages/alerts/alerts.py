@@ -58,7 +58,7 @@ async def add_webhook(request: Request) -> Response[str]:
             tenant=tenant or None,
             subjects=typed.get("subjects", "").replace(",", " ").split(),
         )
-        made, secret = await admin_of(request).add_webhook(visit.actor, wanted)
+        made, secret = await admin_of(request).webhooks.add(visit.actor, wanted)
     except FORM_ERRORS as error:
         return await _shown(request, typed, problem_of(error, fields=FIELDS))
     return page_response("alerts/secret.html", visit, webhook=made, secret=secret)
@@ -69,9 +69,9 @@ async def _shown(
 ) -> Response[str]:
     visit, admin = visit_of(request), admin_of(request)
     person, whose = visit.person, own_tenants(visit.person)
-    firing = await admin.list_alerts(whose, fires=True, most=MOST_SHOWN)
-    over = await admin.list_alerts(whose, fires=False, most=MOST_SHOWN)
-    listed = await admin.page_webhooks(whose, cursor=cursor_of(request), limit=MOST_WEBHOOKS)
+    firing = await admin.webhooks.alerts(whose, fires=True, most=MOST_SHOWN)
+    over = await admin.webhooks.alerts(whose, fires=False, most=MOST_SHOWN)
+    listed = await admin.webhooks.page(whose, cursor=cursor_of(request), limit=MOST_WEBHOOKS)
     webhooks = listed.rows
     ids = {alert.tenant_id for alert in (*firing, *over)} | {webhook.tenant_id for webhook in webhooks}
     names = await gateway_of(request).deps.database.read(lambda one: queries.names_of(one, "tenant", ids))
@@ -84,7 +84,7 @@ async def _shown(
         says=SAYS,
         names=names,
         webhooks=webhooks,
-        counts=await admin.count_deliveries(webhook.webhook_id for webhook in webhooks),
+        counts=await admin.webhooks.count_deliveries(webhook.webhook_id for webhook in webhooks),
         next_page=with_query(PATH, {"cursor": listed.next_cursor}) if listed.next_cursor else "",
         subjects=SUBJECTS,
         may_add=person.may_somewhere(Act.CHANGE_WEBHOOK),
@@ -96,7 +96,7 @@ async def _shown(
 async def webhook_shown(request: Request, webhook: str, *, changes: bool) -> Webhook:
     """The webhook, if the person may see it. Raises `NotFound`, and with `changes` `NotForThisRole`."""
     person = visit_of(request).person
-    shown = await admin_of(request).show_webhook(webhook, own_tenants(person))
+    shown = await admin_of(request).webhooks.show(webhook, own_tenants(person))
     if changes and not may_change(person, shown.tenant_id):
         raise NotForThisRole
     return shown

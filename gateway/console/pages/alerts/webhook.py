@@ -38,10 +38,10 @@ async def use_webhook(request: Request, webhook: FromPath[str]) -> Response[str]
     act, seq = visit.form.get("act", ""), visit.form.get("seq", "")
     try:
         if act == "test":
-            await admin.test_webhook(visit.actor, shown.webhook_id)
+            await admin.webhooks.test(visit.actor, shown.webhook_id)
         elif act == "resend" and (not seq or (seq.isascii() and seq.isdigit() and len(seq) < 19)):
             wanted = DeliveryAgain(seq=int(seq) if seq else None)
-            await admin.resend(visit.actor, shown.webhook_id, wanted)
+            await admin.webhooks.resend(visit.actor, shown.webhook_id, wanted)
         else:
             raise Invalid("act", "there is no such button")
     except FORM_ERRORS as error:
@@ -52,7 +52,7 @@ async def use_webhook(request: Request, webhook: FromPath[str]) -> Response[str]
 @page(f"{PATH}/remove", act=Act.CHANGE_WEBHOOK)
 async def ask_remove(request: Request, webhook: FromPath[str]) -> Response[str]:
     shown = await webhook_shown(request, webhook, changes=True)
-    counts = await admin_of(request).count_deliveries([shown.webhook_id])
+    counts = await admin_of(request).webhooks.count_deliveries([shown.webhook_id])
     sent = counts[shown.webhook_id]
     return confirm_page(
         visit_of(request),
@@ -72,14 +72,14 @@ async def ask_remove(request: Request, webhook: FromPath[str]) -> Response[str]:
 @form(f"{PATH}/remove", act=Act.CHANGE_WEBHOOK)
 async def remove_webhook(request: Request, webhook: FromPath[str]) -> Response[str]:
     shown = await webhook_shown(request, webhook, changes=True)
-    await admin_of(request).remove_webhook(visit_of(request).actor, shown.webhook_id)
+    await admin_of(request).webhooks.remove(visit_of(request).actor, shown.webhook_id)
     return redirect(with_query(LIST, {"done": "removed"}))
 
 
 async def _shown(request: Request, found: Webhook, problem: FormProblem | None = None) -> Response[str]:
     visit, admin = visit_of(request), admin_of(request)
-    newest = await admin.deliveries(found.webhook_id, most=MOST_SHOWN)
-    dead = await admin.deliveries(found.webhook_id, state="dead", most=MOST_SHOWN)
+    newest = await admin.webhooks.deliveries(found.webhook_id, most=MOST_SHOWN)
+    dead = await admin.webhooks.deliveries(found.webhook_id, state="dead", most=MOST_SHOWN)
     return page_response(
         "alerts/webhook.html",
         visit,

@@ -37,8 +37,8 @@ async def read_slow_figures(admin: Admin, earlier: SlowFigures, now_s: float) ->
     """The figures at `now_s` (Unix seconds); the earlier ones if the database does not answer."""
     today = datetime.fromtimestamp(now_s, UTC).date().isoformat()
     try:
-        usage = await admin.read_usage(UsageAsked(from_=today), limit=1)
-        reports = await admin.slo_report()
+        usage = await admin.usage.read(UsageAsked(from_=today), limit=1)
+        reports = await admin.slos.report()
         refused = await read_page(admin, REFUSAL_COUNTS, REFUSALS, limit=MAX_PAGE)
     except DatabaseUnavailable:
         return earlier

@@ -87,9 +87,9 @@ def hour_rows(rows: Iterable[FlowRow], names: Mapping[str, str]) -> tuple[HourRo
 
 
 async def read_past_hour(admin: Admin, directory: Directory, now_us: int) -> dict[str, Any]:
-    engines = await admin.page_engines(limit=MAX_PAGE)
+    engines = await admin.flow.page_engines(limit=MAX_PAGE)
     since = from_us(now_us // HOUR_US * HOUR_US).isoformat()
-    flow = await admin.page_flow(window="hour", since=since, limit=MAX_PAGE)
+    flow = await admin.flow.page(window="hour", since=since, limit=MAX_PAGE)
     ids = {row.key.tenant_id for row in flow.rows}
     names = {
         tenant_id: tenant.name for tenant_id in ids if (tenant := directory.tenant(tenant_id)) is not None

@@ -239,15 +239,15 @@ async def _recovered(
     request: Request, from_us_: int, to_us: int, price: int
 ) -> tuple[list[Recovery], Recovery]:
     deps = gateway_of(request).deps
-    engines = await deps.admin.engine_time(from_us_, to_us)
+    engines = await deps.admin.engine_time.by_replica(from_us_, to_us)
     asked = UsageAsked(from_=from_us(from_us_).isoformat(), to=from_us(to_us).isoformat(), group_by="model")
-    rows = (await deps.admin.read_usage(asked, limit=MAX_PAGE)).as_json()["data"]
+    rows = (await deps.admin.usage.read(asked, limit=MAX_PAGE)).as_json()["data"]
     charged: dict[str, SummedUsage] = {}
     for row in rows:
         pool = pool_of(row["model"] or "", deps.aliases)
         charged[pool] = charged.get(pool, SummedUsage()).plus(amounts_of(row))
     reserved = reservations(deps.directory.tenants())
-    served = await deps.admin.served_time(from_us_, to_us, list(reserved))
+    served = await deps.admin.engine_time.served(from_us_, to_us, list(reserved))
     pools = by_pool(engines, charged, price)
     hours = (to_us - from_us_) // HOUR_US
     return pools, all_pools(pools, price, unused_us(reserved, served, hours, [pool.time for pool in pools]))

@@ -96,5 +96,5 @@ async def _before(admin: Admin, asked: UsageAsked, begin: str, end: str) -> Befo
 async def _rows(
     admin: Admin, asked: UsageAsked, cursor: str | None = None, most: int = MAX_PAGE
 ) -> tuple[UsagePage, list[Row]]:
-    page = await admin.read_usage(asked, cursor=cursor, limit=most)
+    page = await admin.usage.read(asked, cursor=cursor, limit=most)
     return page, [*(await admin.with_names(page.as_json()["data"]))]

@@ -40,7 +40,7 @@ async def invite(request: Request) -> Response[str]:
             role=typed["role"],
             tenants=names_in(visit.form.get("tenants", "")) or None,
         )
-        person, token = await deps.admin.invite_person(visit.actor, wanted)
+        person, token = await deps.admin.people.invite(visit.actor, wanted)
     except FORM_ERRORS as error:
         return await _shown(request, typed, problem_of(error, fields=(*KEPT, "password")))
     return link_response(request, visit, person, token)
@@ -58,7 +58,7 @@ async def _shown(
 ) -> Response[str]:
     deps = gateway_of(request).deps
     cursor = request.query_params.get("cursor")
-    page = await deps.admin.page_people(cursor=cursor, limit=MOST_SHOWN)
+    page = await deps.admin.people.page(cursor=cursor, limit=MOST_SHOWN)
     return page_response(
         "people/people.html",
         visit_of(request),

@@ -40,7 +40,7 @@ STALE = FormProblem(
 
 @page(PATH, act=Act.READ_PEOPLE)
 async def person_page(request: Request, person: FromPath[str]) -> Response[str]:
-    shown = await admin_of(request).show_person(person)
+    shown = await admin_of(request).people.show(person)
     done = DONE.get(request.query_params.get("done", ""), "")
     return await _shown(request, shown, done=done)
 
@@ -49,7 +49,7 @@ async def person_page(request: Request, person: FromPath[str]) -> Response[str]:
 async def change_person(request: Request, person: FromPath[str]) -> Response[str]:
     """Does what the pressed button says; asks for the password."""
     visit, deps = visit_of(request), gateway_of(request).deps
-    shown = await deps.admin.show_person(person)
+    shown = await deps.admin.people.show(person)
     act = visit.form.get("act", "")
     asked_in = SESSION_PASSWORD if act == "end_session" else "password"
     try:
@@ -61,23 +61,24 @@ async def change_person(request: Request, person: FromPath[str]) -> Response[str
                 )
                 seen = visit.form.get("etag")
                 condition = None if seen is None else frozenset({seen})
-                changed = await deps.admin.change_person(visit.actor, person, wanted, if_match=condition)
+                changed = await deps.admin.people.change(visit.actor, person, wanted, if_match=condition)
                 act = "role" if changed.revision != shown.revision else "unchanged"
             case "suspend":
-                await deps.admin.suspend_person(visit.actor, person)
+                await deps.admin.people.suspend(visit.actor, person)
             case "resume":
-                await deps.admin.resume_person(visit.actor, person)
+                await deps.admin.people.resume(visit.actor, person)
             case "reset":
-                changed, token = await deps.admin.reset_person(visit.actor, person)
+                changed, token = await deps.admin.people.reset(visit.actor, person)
                 return people.link_response(request, visit, changed, token)
             case "end_sessions":
-                await deps.admin.end_sessions(visit.actor, person)
+                await deps.admin.people.end_sessions(visit.actor, person)
             case "end_session":
-                await deps.admin.end_session(visit.actor, visit.form.get("session", ""), of=shown.person_id)
+                session = visit.form.get("session", "")
+                await deps.admin.person_sessions.end(visit.actor, session, of=shown.person_id)
             case _:
                 raise Invalid("act", "there is no such button")
     except PreconditionFailed:
-        return await _shown(request, await deps.admin.show_person(person), problem=STALE)
+        return await _shown(request, await deps.admin.people.show(person), problem=STALE)
     except FORM_ERRORS as error:
         problem = problem_of(error, fields=("role", "tenants"), refused_at=asked_in)
         return await _shown(request, shown, problem=problem)

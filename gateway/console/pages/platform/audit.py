@@ -59,7 +59,7 @@ async def audit_page(request: Request) -> Response[str]:
     admin = admin_of(request)
     asked, cursor = asked_of(request, *FIELDS), cursor_of(request)
     try:
-        entries = await admin.read_audit(query_of(asked), cursor=cursor, limit=MOST_SHOWN)
+        entries = await admin.audit.read(query_of(asked), cursor=cursor, limit=MOST_SHOWN)
     except FILTER_ERRORS as error:
         return await _shown(request, asked, problem=filter_problem(error, FIELDS, CALLED_HERE))
     return await _shown(request, asked, entries, is_first=cursor is None)
@@ -104,7 +104,7 @@ async def _entries(request: Request, found: Page[AuditRow]) -> list[AuditEntry]:
 @page(f"{PATH}/{NEW}", act=Act.READ_PLATFORM)
 async def new_acts(request: Request) -> Response[str]:
     asked = asked_of(request, *FIELDS)
-    return new_rows(await admin_of(request).read_audit(query_of(asked), limit=MOST_NEW))
+    return new_rows(await admin_of(request).audit.read(query_of(asked), limit=MOST_NEW))
 
 
 @page(f"{PATH}/csv", act=Act.READ_PLATFORM)
@@ -113,7 +113,7 @@ async def audit_file(request: Request) -> Response[str]:
 
     async def read(cursor: str | None) -> Page[dict[str, object]]:
         query = replace(query_of(asked), order="oldest")
-        entries = await admin_of(request).read_audit(query, cursor=cursor, limit=MAX_PAGE)
+        entries = await admin_of(request).audit.read(query, cursor=cursor, limit=MAX_PAGE)
         return Page([_file_row(entry) for entry in await _entries(request, entries)], entries.next_cursor)
 
     try:

@@ -123,7 +123,7 @@ async def upstreams_page(request: Request) -> Response[str]:
 async def _shown(request: Request, problem: FormProblem | None = None) -> Response[str]:
     gateway, visit = gateway_of(request), visit_of(request)
     shown = await upstreams_of(gateway)
-    hour = (await gateway.deps.admin.page_engines(limit=MAX_PAGE)).rows
+    hour = (await gateway.deps.admin.flow.page_engines(limit=MAX_PAGE)).rows
     minutes, live = last_minutes(hour), _live(request)
     pools = [
         pool
@@ -212,7 +212,7 @@ async def drain(request: Request, replica: FromPath[str]) -> Response[str]:
     pool, upstream = find_replica(gateway, replica)
     reason = visit.form.get("reason", "").strip()
     try:
-        await gateway.deps.admin.drain_replica(visit.actor, pool, upstream.name, ReplicaDrain(reason=reason))
+        await gateway.deps.admin.drains.drain(visit.actor, pool, upstream.name, ReplicaDrain(reason=reason))
     except FORM_ERRORS as error:
         return await _asked(request, replica, reason, problem_of(error, fields=("reason",)))
     return await _done(request, "drain", replica)
@@ -225,7 +225,7 @@ async def resume(request: Request, replica: FromPath[str]) -> Response[str]:
     await gateway.directory.refresh()
     try:
         drain = find_drain(gateway, replica)
-        await gateway.deps.admin.resume_replica(visit_of(request).actor, *drain.identity)
+        await gateway.deps.admin.drains.resume(visit_of(request).actor, *drain.identity)
     except FORM_ERRORS as error:
         return await _shown(request, problem_of(error))
     return await _done(request, "resume", replica)

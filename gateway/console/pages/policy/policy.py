@@ -157,8 +157,8 @@ async def _shown(
     visit, gateway = visit_of(request), gateway_of(request)
     deps = gateway.deps
     began_us = round((deps.wall_clock() - deps.clock()) * 1e6)
-    changes = await deps.admin.read_audit(AuditQuery(act="policy"), limit=MOST_CHANGES)
-    moves = await deps.admin.read_moves(MoveQuery(), limit=MOST_MOVES)
+    changes = await deps.admin.audit.read(AuditQuery(act="policy"), limit=MOST_CHANGES)
+    moves = await deps.admin.moves.read(MoveQuery(), limit=MOST_MOVES)
     controls = {name: model["control"] for name, model in models_of(gateway)["pools"].items()}
     logs = {
         name: list(pool.flow.log.since(pool.flow.log.next_index - LOOKED_AT, LOOKED_AT))

@@ -22,7 +22,7 @@ from gateway.gateway import Gateway
 from gateway.http.asgi import Request
 from gateway.routes.admin.config import file_of
 from gateway.routes.context import gateway_of
-from tenants.admin.policy import StoredPolicy
+from tenants.admin.platform.policy import StoredPolicy
 from tenants.admin.transaction import etag_of
 from tenants.config_file.document import ConfigInvalid, ConfigPolicy, Configuration
 from tenants.config_file.export import as_yaml

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.console import formats
-from gateway.explain.attribution import Cause
+from tenants.outcomes import Cause
 
 Bar = tuple[str, float, str, str]
 """Name, seconds, colour class, words."""

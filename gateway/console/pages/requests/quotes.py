@@ -156,7 +156,7 @@ async def read_quotes(admin: Admin, filters: Filters, span: Span) -> dict[str, A
     asked = UsageAsked(
         from_=same["since"], to=same["until"], group_by="model,tier", model=same["model"], tier=same["tier"]
     )
-    usage = (await admin.read_usage(asked, limit=MOST_GROUPS)).as_json()["data"]
+    usage = (await admin.usage.read(asked, limit=MOST_GROUPS)).as_json()["data"]
     return {
         "by_figure": [(figure, figures[figure]) for figure in FIGURES if figure in figures],
         "by_wait": [(bucket_words(row["wait_bucket"]), kept_figure(row)) for row in await groups("wait")],

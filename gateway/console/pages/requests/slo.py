@@ -10,13 +10,13 @@ from litestar import Response
 from gateway.console import formats
 from gateway.console.access import page, visit_of
 from gateway.console.pages.filters import FILTER_ERRORS, Filters, filters_of, tenant_scope
-from gateway.console.pages.requests import misses
 from gateway.console.pages.requests.misses_shown import METRICS
 from gateway.console.rendering import page_response
-from gateway.explain.attribution import Cause
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of
+from tenants.outcomes import Cause
 from tenants.people.roles import Act
+from tenants.resources.misses import MISSES
 from tenants.slo.slo import DAY_S, PERIOD_DAYS, Burning, SloReport
 from tenants.types import Tier
 
@@ -83,8 +83,8 @@ async def slo_page(request: Request) -> Response[str]:
     by_day: Mapping[int, Mapping[str, int]] = {}
     problem = None
     try:
-        targets = worst_first(await admin.slo_report(scope.wanted, filters.get("tier")))
-        by_day = await admin.causes_by_day(scope.wanted, filters.get("tier"))
+        targets = worst_first(await admin.slos.report(scope.wanted, filters.get("tier")))
+        by_day = await admin.slos.causes_by_day(scope.wanted, filters.get("tier"))
     except FILTER_ERRORS as error:
         problem = filters.problem(error)
     causes, days = days_shown(by_day)
@@ -101,7 +101,7 @@ async def slo_page(request: Request) -> Response[str]:
         scope=scope,
         tiers=list(Tier),
         period_days=PERIOD_DAYS,
-        misses_path=misses.PATH,
+        misses_path=MISSES.page_path,
     )
 
 

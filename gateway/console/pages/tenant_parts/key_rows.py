@@ -57,7 +57,7 @@ async def rows_of_keys(request: Request, keys: Sequence[ApiKey]) -> list[Row]:
     """The number of statements does not depend on the number of keys."""
     deps = gateway_of(request).deps
     now = from_us(round(deps.wall_clock() * 1e6))
-    used = await deps.admin.last_uses(keys)
+    used = await deps.admin.keys.last_uses(keys)
     named = await deps.admin.with_names(key.as_json() for key in keys)
     shows_platform = visit_of(request).person.may(Act.READ_PLATFORM)
     paths = await paths_of(request, keys, shows_platform=shows_platform)

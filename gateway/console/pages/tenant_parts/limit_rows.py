@@ -63,7 +63,7 @@ async def history_of(admin: Admin, tenant: Tenant, now_us: int) -> UseHistory:
         return UseHistory((), weeks)
     since_us = this_hour_us - MOST_WEEKS * WEEK_HOURS * HOUR_US
     try:
-        rows = await admin.hours_of_use(tenant.tenant_id, since_us, this_hour_us)
+        rows = await admin.usage.hours(tenant.tenant_id, since_us, this_hour_us)
     except (DatabaseUnavailable, Invalid):  # hours that are not kept any more, and are too many to add up
         return NOT_KEPT
     return NOT_KEPT if len(rows) >= MOST_HOUR_ROWS else UseHistory(tuple(rows), weeks)

@@ -43,7 +43,7 @@ async def change_tenant(request: Request, tenant: FromPath[str]) -> Response[str
     shown = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     typed = typed_fields(visit.form, *FIELDS)
     try:
-        await deps.admin.update_tenant(
+        await deps.admin.tenants.update(
             visit.actor, shown.tenant_id, change_of(visit.form, shown), if_match=if_match(visit.form)
         )
     except FORM_ERRORS as error:

@@ -54,7 +54,7 @@ def filters_of(request: Request) -> KeyFilters:
 async def _found(request: Request, filters: KeyFilters, cursor: str | None, limit: int) -> Page[ApiKey]:
     finding, name = finding_of(filters.finding), filters.tenant
     owner = None if not name else await tenant_shown(request, plain_text("tenant", name))
-    return await admin_of(request).page_keys(
+    return await admin_of(request).keys.page(
         None if owner is None else owner.tenant_id,
         finding=finding,
         only=own_tenants(visit_of(request).person),
@@ -87,7 +87,7 @@ async def keys_file(request: Request) -> Response[str]:
 
     async def read(cursor: str | None) -> Page[dict[str, object]]:
         page = await _found(request, filters, cursor, MAX_PAGE)
-        used = await deps.admin.last_uses(page.rows)
+        used = await deps.admin.keys.last_uses(page.rows)
         now = from_us(round(deps.wall_clock() * 1e6))
         shown = [
             key.as_json()

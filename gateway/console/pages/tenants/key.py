@@ -32,7 +32,7 @@ DONE = {"changed": "The change is stored.", "revoked": "The key is revoked, for 
 async def found_key(request: Request, tenant: str, key: str, act: Act) -> tuple[Tenant, ApiKey]:
     """Raises `NotFound` for another tenant's key."""
     owner = await tenant_shown(request, tenant, act)
-    api_key = await admin_of(request).show_key(key)
+    api_key = await admin_of(request).keys.show(key)
     if api_key.tenant_id != owner.tenant_id:
         raise NotFound("key", api_key.key_id)
     return owner, api_key
@@ -50,7 +50,7 @@ async def rotate(request: Request, tenant: FromPath[str], key: FromPath[str]) ->
     try:
         check_scopes(api_key.scopes, is_owner=visit.person.may(Act.CHANGE_PEOPLE))
         grace_h = decimal_typed("grace_h", visit.form.get("grace_h", ""))
-        rotated, secret = await admin_of(request).rotate_key(
+        rotated, secret = await admin_of(request).keys.rotate(
             visit.actor, api_key.key_id, float(grace_h * 3_600), if_match=if_match(visit.form)
         )
     except FORM_ERRORS as error:
@@ -90,7 +90,7 @@ async def revoke(request: Request, tenant: FromPath[str], key: FromPath[str]) ->
     visit = visit_of(request)
     owner, api_key = await found_key(request, tenant, key, Act.REVOKE_KEY)
     now = visit.form.get("now") == "yes"
-    await admin_of(request).revoke_key(visit.actor, api_key.key_id, owner.tenant_id, now=now)
+    await admin_of(request).keys.revoke(visit.actor, api_key.key_id, owner.tenant_id, now=now)
     return await done(request, f"{LIST}/{owner.name}/keys/{api_key.key_id}", "revoked")
 
 
@@ -101,7 +101,7 @@ async def _shown(
     [row] = await rows_of_keys(request, [found])
     shows_platform = visit.person.may(Act.READ_PLATFORM)
     paths = await paths_of(request, [found], shows_platform=shows_platform)
-    usage = await deps.admin.read_usage(UsageAsked(tenant=owner.tenant_id, key=found.key_id))
+    usage = await deps.admin.usage.read(UsageAsked(tenant=owner.tenant_id, key=found.key_id))
     sums = dict(zip(AMOUNTS, usage.rows[0].amounts, strict=True)) if usage.rows else dict.fromkeys(AMOUNTS, 0)
     return page_response(
         "tenants/key.html",

@@ -54,7 +54,7 @@ async def change_key(request: Request, tenant: FromPath[str], key: FromPath[str]
     is_owner = visit.person.may(Act.CHANGE_PEOPLE)
     try:
         wanted = change_of(visit.form, api_key, is_owner=is_owner)
-        await admin.update_key(
+        await admin.keys.update(
             visit.actor, api_key.key_id, wanted, owner.tenant_id, if_match=if_match(visit.form)
         )
     except FORM_ERRORS as error:

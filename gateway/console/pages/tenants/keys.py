@@ -26,8 +26,9 @@ from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
-from tenants.admin.admin import DEFAULT_PROJECT, DEFAULT_SCOPES
 from tenants.admin.commands import KeyCreate
+from tenants.admin.keys import DEFAULT_SCOPES
+from tenants.admin.projects import DEFAULT_PROJECT
 from tenants.directory.records import ApiKey, Tenant
 from tenants.people.roles import Act
 
@@ -63,7 +64,7 @@ async def new_key(request: Request, tenant: FromPath[str]) -> Response[str]:
     owner = await tenant_shown(request, tenant, Act.MAKE_KEY)
     try:
         wanted = create_of(visit.form, owner.tenant_id, is_owner=visit.person.may(Act.CHANGE_PEOPLE))
-        made, secret = await deps.admin.create_key(visit.actor, wanted)
+        made, secret = await deps.admin.keys.create(visit.actor, wanted)
     except FORM_ERRORS as error:
         problem = _at_fields(problem_of(error, fields=(*FIELDS, "scopes", "expires")))
         return await _shown(request, owner, typed_fields(visit.form, *FIELDS), problem)
@@ -88,10 +89,10 @@ async def _shown(
     request: Request, found: Tenant, typed: dict[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     visit, deps, here = visit_of(request), gateway_of(request).deps, f"{LIST}/{found.name}/keys"
-    listed = await deps.admin.page_keys(
+    listed = await deps.admin.keys.page(
         found.tenant_id, cursor=request.query_params.get("cursor"), limit=MOST_SHOWN
     )
-    projects = await deps.admin.page_projects(found.tenant_id, limit=200)
+    projects = await deps.admin.projects.page(found.tenant_id, limit=200)
     return page_response(
         "tenants/keys.html",
         visit,

@@ -39,7 +39,7 @@ DONE = {
 async def _found(request: Request, tenant: str, limit: str, *, to_change: bool) -> tuple[Tenant, LimitView]:
     """Raises `NotFound` for another tenant's limit. The tenant's own limits need `Act.CHANGE_TENANT`."""
     owner = await tenant_shown(request, tenant, Act.LIMIT_BELOW_TENANT if to_change else Act.READ_TENANT)
-    view = await admin_of(request).show_limit(limit)
+    view = await admin_of(request).limits.show(limit)
     if view.limit.tenant_id != owner.tenant_id:
         raise NotFound("limit", limit)
     if to_change and not visit_of(request).person.may(act_on(view.limit.kind), owner.tenant_id):
@@ -61,12 +61,12 @@ async def change_limit(request: Request, tenant: FromPath[str], limit: FromPath[
     try:
         match act:
             case "changed":
-                await admin.set_limit(visit.actor, same_with(stored, visit.form), if_match=tag)
+                await admin.limits.set(visit.actor, same_with(stored, visit.form), if_match=tag)
             case "overridden":
                 wanted = override_of(stored, visit.form)
-                await admin.override_limit(visit.actor, limit, wanted, owner.tenant_id, if_match=tag)
+                await admin.limits.override(visit.actor, limit, wanted, owner.tenant_id, if_match=tag)
             case "cleared":
-                await admin.clear_override(visit.actor, limit, owner.tenant_id, if_match=tag)
+                await admin.limits.clear_override(visit.actor, limit, owner.tenant_id, if_match=tag)
             case _:
                 raise Invalid("act", "there is no such button")
     except FORM_ERRORS as error:
@@ -75,7 +75,7 @@ async def change_limit(request: Request, tenant: FromPath[str], limit: FromPath[
         errors = {moved.get(field, field): text for field, text in problem.errors.items()}
         # After a conflict the form refers to the new state: submitted again it overwrites that.
         kept = "" if isinstance(error, PreconditionFailed) else visit.form.get("etag", "")
-        current = await admin.show_limit(limit)
+        current = await admin.limits.show(limit)
         return await _shown(request, owner, current, replace(problem, errors=errors), kept)
     return await done(request, f"{LIST}/{owner.name}/limits/{stored.limit_id}", act)
 
@@ -105,7 +105,7 @@ async def remove_limit(request: Request, tenant: FromPath[str], limit: FromPath[
     visit, admin = visit_of(request), admin_of(request)
     owner, view = await _found(request, tenant, limit, to_change=True)
     try:
-        await admin.remove_limit(visit.actor, limit, owner.tenant_id, if_match=if_match(visit.form))
+        await admin.limits.remove(visit.actor, limit, owner.tenant_id, if_match=if_match(visit.form))
     except PreconditionFailed as error:
         return await _shown(request, owner, view, problem_of(error))
     return await done(request, f"{LIST}/{owner.name}/limits", "removed")

@@ -49,7 +49,7 @@ async def new_limit(request: Request, tenant: FromPath[str]) -> Response[str]:
     try:
         if not visit.person.may(act_on(kind_of(visit.form)), owner.tenant_id):
             raise NotForThisRole
-        await deps.admin.set_limit(visit.actor, set_of(visit.form, owner.tenant_id))
+        await deps.admin.limits.set(visit.actor, set_of(visit.form, owner.tenant_id))
     except FORM_ERRORS as error:
         problem = problem_of(error, fields=(*FIELDS, *NAMED_FIELD))
         errors = {NAMED_FIELD.get(field, field): text for field, text in problem.errors.items()}
@@ -62,7 +62,7 @@ async def _shown(
     request: Request, found: Tenant, typed: dict[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     visit, here = visit_of(request), f"{LIST}/{found.name}/limits"
-    listed = await admin_of(request).page_limits(
+    listed = await admin_of(request).limits.page(
         found.tenant_id, cursor=request.query_params.get("cursor"), limit=MOST_SHOWN
     )
     may_limit_tenant = visit.person.may(act_on(SubjectKind.TENANT), found.tenant_id)

@@ -38,7 +38,7 @@ async def new_project(request: Request, tenant: FromPath[str]) -> Response[str]:
     visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     wanted = ProjectCreate(tenant=owner.tenant_id, name=visit.form.get("name", ""))
     try:
-        await admin_of(request).create_project(visit.actor, wanted)
+        await admin_of(request).projects.create(visit.actor, wanted)
     except FORM_ERRORS as error:
         problem = problem_of(error, fields=("name",))
         return await _shown(request, owner, typed_fields(visit.form, "name"), problem)
@@ -49,7 +49,7 @@ async def _shown(
     request: Request, found: Tenant, typed: dict[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     visit, here = visit_of(request), f"{LIST}/{found.name}/projects"
-    listed = await admin_of(request).page_projects(
+    listed = await admin_of(request).projects.page(
         found.tenant_id, cursor=request.query_params.get("cursor"), limit=MOST_SHOWN
     )
     return page_response(

@@ -51,21 +51,21 @@ async def ask_tenant(request: Request, tenant: FromPath[str]) -> Response[str]:
 async def suspend_tenant(request: Request, tenant: FromPath[str]) -> Response[str]:
     visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     now = visit.form.get("now") == "yes"
-    await admin_of(request).suspend_tenant(visit.actor, owner.tenant_id, now=now)
+    await admin_of(request).tenants.suspend(visit.actor, owner.tenant_id, now=now)
     return await done(request, f"{LIST}/{owner.name}", "suspended")
 
 
 @form(f"{OF_TENANT}/resume", act=Act.CHANGE_TENANT)
 async def resume_tenant(request: Request, tenant: FromPath[str]) -> Response[str]:
     visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
-    await admin_of(request).resume_tenant(visit.actor, owner.tenant_id)
+    await admin_of(request).tenants.resume(visit.actor, owner.tenant_id)
     return await done(request, f"{LIST}/{owner.name}", "resumed")
 
 
 @page(f"{OF_PROJECT}/suspend", act=Act.CHANGE_TENANT)
 async def ask_project(request: Request, tenant: FromPath[str], project: FromPath[str]) -> Response[str]:
     owner = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
-    shown = await admin_of(request).show_project(project, owner.tenant_id)
+    shown = await admin_of(request).projects.show(project, owner.tenant_id)
     now = request.query_params.get("now") == "yes"
     live = await in_flight(request, owner.tenant_id, project=shown.project_id)
     return confirm_page(
@@ -83,14 +83,14 @@ async def ask_project(request: Request, tenant: FromPath[str], project: FromPath
 async def suspend_project(request: Request, tenant: FromPath[str], project: FromPath[str]) -> Response[str]:
     visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     now = visit.form.get("now") == "yes"
-    await admin_of(request).suspend_project(visit.actor, project, owner.tenant_id, now=now)
+    await admin_of(request).projects.suspend(visit.actor, project, owner.tenant_id, now=now)
     return await done(request, f"{LIST}/{owner.name}/projects", "suspended")
 
 
 @form(f"{OF_PROJECT}/resume", act=Act.CHANGE_TENANT)
 async def resume_project(request: Request, tenant: FromPath[str], project: FromPath[str]) -> Response[str]:
     visit, owner = visit_of(request), await tenant_shown(request, tenant, Act.CHANGE_TENANT)
-    await admin_of(request).resume_project(visit.actor, project, owner.tenant_id)
+    await admin_of(request).projects.resume(visit.actor, project, owner.tenant_id)
     return await done(request, f"{LIST}/{owner.name}/projects", "resumed")
 
 

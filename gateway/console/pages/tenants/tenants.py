@@ -43,7 +43,7 @@ async def tenants_page(request: Request) -> Response[str]:
 async def new_tenant(request: Request) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
     try:
-        made = await deps.admin.create_tenant(visit.actor, create_of(visit.form))
+        made = await deps.admin.tenants.create(visit.actor, create_of(visit.form))
     except FORM_ERRORS as error:
         problem = errors_by_field(problem_of(error, fields=(*FIELDS, "tier", "tiers")))
         return await _shown(request, typed_fields(visit.form, *FIELDS), problem)
@@ -69,7 +69,7 @@ def _search(request: Request) -> str:
 
 
 async def _found(request: Request, cursor: str | None, limit: int) -> Page[Tenant]:
-    return await admin_of(request).page_tenants(
+    return await admin_of(request).tenants.page(
         search=_search(request) or None,
         only=own_tenants(visit_of(request).person),
         cursor=cursor,

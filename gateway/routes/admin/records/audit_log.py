@@ -61,7 +61,7 @@ async def list_audit(
         until=until,
         order="oldest" if order == "oldest" else "newest",
     )
-    page = await admin_of(request).read_audit(query, cursor=cursor, limit=limit)
+    page = await admin_of(request).audit.read(query, cursor=cursor, limit=limit)
     return await paged(request, page, AuditRow.as_json)
 
 

@@ -51,7 +51,7 @@ async def show_flow(
     limit: FromQuery[int] = DEFAULT_PAGE,
 ) -> Response[bytes]:
     admin = admin_of(request)
-    page = await admin.page_flow(
+    page = await admin.flow.page(
         since=from_, until=to, window=window, pool=pool, tier=tier, tenant=tenant, cursor=cursor, limit=limit
     )
     data = await admin.with_names(row.as_json() for row in page.rows)
@@ -77,7 +77,7 @@ async def show_engines(
     cursor: FromQuery[str | None] = None,
     limit: FromQuery[int] = DEFAULT_PAGE,
 ) -> Response[bytes]:
-    page = await admin_of(request).page_engines(
+    page = await admin_of(request).flow.page_engines(
         since=from_, until=to, pool=pool, replica=replica, cursor=cursor, limit=limit
     )
     data = [row.as_json() for row in page.rows]

@@ -72,7 +72,7 @@ async def usage_file(
     group_by: FromQuery[str] = "",
 ) -> ASGIApp:
     asked = replace(filters, tenant=tenant, window=window, group_by=group_by)
-    texts = await export_usage(admin_of(request), asked, form)
+    texts = await export_usage(admin_of(request).transactions, asked, form)
     is_head = request.method == "HEAD"
     return ASGIStreamingResponse(iterator=texts, media_type=FORMATS[form], is_head_response=is_head)
 
@@ -98,7 +98,7 @@ async def verify_usage(request: Request) -> Response[bytes]:
     " changes.",
 )
 async def rebuild_usage(request: Request) -> Response[bytes]:
-    corrected = await admin_of(request).rebuild_usage(actor(request))
+    corrected = await admin_of(request).usage.rebuild(actor(request))
     return json_response({"corrected": corrected})
 
 

@@ -33,7 +33,7 @@ State = Annotated[str | None, QueryParameter(name="state")]
 async def list_alerts(request: Request, wanted: State = None) -> Response[bytes]:
     _check("state", wanted, ALERT_STATES)
     fires = None if wanted is None else wanted == "firing"
-    incidents = await admin_of(request).list_alerts(fires=fires)
+    incidents = await admin_of(request).webhooks.alerts(fires=fires)
     return await listed(request, [Incident.as_json(incident) for incident in incidents])
 
 
@@ -41,7 +41,7 @@ async def list_alerts(request: Request, wanted: State = None) -> Response[bytes]
 async def list_webhooks(
     request: Request, cursor: FromQuery[str | None] = None, limit: FromQuery[int] = DEFAULT_PAGE
 ) -> Response[bytes]:
-    page = await admin_of(request).page_webhooks(cursor=cursor, limit=limit)
+    page = await admin_of(request).webhooks.page(cursor=cursor, limit=limit)
     return await paged(request, page, Webhook.as_json)
 
 
@@ -57,13 +57,13 @@ async def list_webhooks(
 )
 async def add_webhook(request: Request) -> Response[bytes]:
     wanted = await asked(request, WebhookAdd)
-    made, secret = await admin_of(request).add_webhook(actor(request), wanted)
+    made, secret = await admin_of(request).webhooks.add(actor(request), wanted)
     return json_response(await named(request, made.as_json()) | {"secret": secret}, 201)
 
 
 @get("/admin/v1/webhooks/{webhook:str}", opt=READ, summary="Show a webhook")
 async def show_webhook(request: Request, webhook: FromPath[str]) -> Response[bytes]:
-    return await _shown(request, await admin_of(request).show_webhook(webhook))
+    return await _shown(request, await admin_of(request).webhooks.show(webhook))
 
 
 @delete(
@@ -75,7 +75,7 @@ async def show_webhook(request: Request, webhook: FromPath[str]) -> Response[byt
 )
 async def remove_webhook(request: Request, webhook: FromPath[str]) -> Response[bytes]:
     admin = admin_of(request)
-    return await _shown(request, await admin.remove_webhook(actor(request), webhook))
+    return await _shown(request, await admin.webhooks.remove(actor(request), webhook))
 
 
 @post(
@@ -85,7 +85,7 @@ async def remove_webhook(request: Request, webhook: FromPath[str]) -> Response[b
     summary="Send a test event to a webhook",
 )
 async def test_webhook(request: Request, webhook: FromPath[str]) -> Response[bytes]:
-    put = await admin_of(request).test_webhook(actor(request), webhook)
+    put = await admin_of(request).webhooks.test(actor(request), webhook)
     return json_response(await named(request, put.as_json()), 201)
 
 
@@ -98,7 +98,7 @@ async def test_webhook(request: Request, webhook: FromPath[str]) -> Response[byt
 )
 async def list_deliveries(request: Request, webhook: FromPath[str], wanted: State = None) -> Response[bytes]:
     _check("state", wanted, STATES)
-    deliveries = await admin_of(request).deliveries(webhook, state=wanted)
+    deliveries = await admin_of(request).webhooks.deliveries(webhook, state=wanted)
     return await listed(request, [Delivery.as_json(delivery) for delivery in deliveries])
 
 
@@ -112,7 +112,7 @@ async def list_deliveries(request: Request, webhook: FromPath[str], wanted: Stat
 )
 async def resend(request: Request, webhook: FromPath[str]) -> Response[bytes]:
     wanted = await asked_or_not(request, DeliveryAgain)
-    count = await admin_of(request).resend(actor(request), webhook, wanted)
+    count = await admin_of(request).webhooks.resend(actor(request), webhook, wanted)
     return json_response({"webhook": webhook, "events": count})
 
 

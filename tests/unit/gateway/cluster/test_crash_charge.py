@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from engine.messages import SequenceOutcome
 from gateway.cluster.crash_charge import reckon
-from gateway.domain.outcomes import RequestOutcome
 from tenants.errors import UnknownPrice
 from tenants.ledger.progress import Progress, RunningUse
 from tenants.ledger.rows import LedgerRow, OpenRequest
+from tenants.outcomes import RequestOutcome
 from tenants.pricing.pricing import Price, PriceBook, PriceEntry, TokenWeights, uniform_book
 from tenants.types import Amounts, Tier
 

@@ -12,7 +12,7 @@ from gateway.console.pages.policy.what_if_form import FIELDS, asked_of
 from gateway.domain.what_if import RunState, WhatIfAsked, WhatIfRun
 from gateway.flow.dispatch_log import LogRecord, Waiting
 from tenants.admin.audit import AuditRow
-from tenants.admin.policy import StoredPolicy
+from tenants.admin.platform.policy import StoredPolicy
 from tenants.config_file.document import ConfigLimit, ConfigPolicy
 from tenants.config_file.steps import ConfigPlan, ConfigStep
 from tenants.errors import Invalid

@@ -23,11 +23,11 @@ from gateway.console.pages.requests.request_shown import (
 )
 from gateway.console.pages.requests.ways_out import WAYS_OUT, way_out
 from gateway.domain.timeline import Event, TimelineKind
-from gateway.explain.attribution import Cause
 from gateway.explain.explanation import explanation
 from tenants.admin.cursor import Page
 from tenants.errors import Invalid
 from tenants.ledger.rows import LedgerRow
+from tenants.outcomes import Cause
 from tenants.slo.slo import DAY_S, Slo, SloReport, SloTally, burning
 from tenants.types import Amounts, Tier
 from tests.unit.gateway.test_error_mapping import CASES

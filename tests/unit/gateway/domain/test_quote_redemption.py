@@ -6,10 +6,10 @@ import pytest
 
 from engine.entry import QueueEntry
 from gateway.domain.estimate import Estimate, Times
-from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.quote_redemption import Redemption, redemption_of
 from gateway.estimates.displacement import Displacement, displacement
 from gateway.flow.types import InFlight, Ticket
+from tenants.outcomes import RequestOutcome
 
 QUOTED = Estimate(
     (0.5, 1.0), (0.6, 2.0), (0.02, 0.04), (2.0, 5.0), (50, 90), (1, 2), 9, {}, "replay", 0, False

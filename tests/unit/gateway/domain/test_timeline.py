@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from engine.messages import Decision, DecodeShare, SequenceOutcome
 from gateway.domain.estimate import Times
-from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.timeline import (
     FIELDS,
     MAX_EVENTS,
@@ -32,6 +31,7 @@ from gateway.domain.timeline import (
     unpack,
 )
 from gateway.explain.explanation import explain, explanation, stages_of, waits_of
+from tenants.outcomes import RequestOutcome
 
 
 def _decision(kind: str, at_s: float, *others: str, displaced: int = 0) -> Decision:

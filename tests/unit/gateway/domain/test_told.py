@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.timeline import OUTCOMES, Event, TimelineKind, pack, unpack
 from gateway.domain.told import kept_figures
 from tenants.counts.calibration import CalibrationKey, KeptCount
+from tenants.outcomes import RequestOutcome
 
 HOUR_S = 7200
 ENDED_US = (HOUR_S + 1800) * 1_000_000

@@ -11,13 +11,13 @@ from msgspec import structs
 from engine.messages import SequenceOutcome
 from engine.step_time.model import PRIOR
 from gateway.domain.estimate import Times
-from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.usage import SequenceUse, use_of
-from gateway.explain.attribution import Cause, Counterfactuals, Metric, RequestFacts, cause_of, judge
+from gateway.explain.attribution import Counterfactuals, Metric, RequestFacts, cause_of, judge
 from gateway.explain.fluid_share import FluidMachine, Job
 from gateway.explain.load_log import LoadLog
 from gateway.explain.recorder import facts_of
 from gateway.requests.run import Events, Run
+from tenants.outcomes import Cause, RequestOutcome
 from tenants.pricing.pricing import uniform_book
 from tests.support import builders
 

@@ -16,7 +16,7 @@ from gateway.domain.server_description import server_of, terms_of
 from gateway.explain import describer as module
 from gateway.explain.describer import PACE_EVERY_S, Describer
 from gateway.requests.run import Run
-from tenants.admin.policy import StoredPolicy
+from tenants.admin.platform.policy import StoredPolicy
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.types import Limit, Meter, Principal, SubjectKind, Tier
 from tests.unit.gateway.estimates.test_estimator import StillEngine

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from gateway.domain.estimate import Times
-from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.usage import SequenceUse
 from gateway.http.event_listener import EventListener
 from gateway.requests.dialects.chat import ChunkWriter
 from gateway.requests.run import Begun, Events, InLine, Run, SequenceOutput, Silence
+from tenants.outcomes import RequestOutcome
 from tenants.pricing.pricing import Price, uniform_book
 from tests.support.builders import call
 from tests.support.freed import no_cycles_left

@@ -22,7 +22,7 @@ from gateway.flow.learned.table_file import LearnedTable
 from gateway.pools.control_loop import ControlLoop, queue_setters
 from gateway.pools.engine_knobs import engine_setters
 from gateway.pools.learned_actions import own_numbers
-from tenants.admin.policy import StoredPolicy
+from tenants.admin.platform.policy import StoredPolicy
 from tests.support.builders import flow_controller
 from tests.support.learned_tables import STRICT_SLOTS, learned_table
 

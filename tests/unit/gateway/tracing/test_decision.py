@@ -9,9 +9,9 @@ from opentelemetry.sdk.trace.sampling import Decision as Sampled
 from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 
 from engine.messages import Decision, SequenceOutcome
-from gateway.domain.outcomes import RequestOutcome
 from gateway.trace_context import SAMPLED, RequestTrace, TraceContext
 from gateway.tracing.decision import ERRORS, KeepCause, TraceRule
+from tenants.outcomes import RequestOutcome
 
 REQUEST = "req_1"
 CALLER = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.server_description import RequestTerms, packed
 from gateway.domain.timeline import OUTCOMES, Event, TimelineKind, pack
 from ops.simulate.recorded import AS_IT_WAS, UNPRICED, Recorded, as_it_was, read
 from ops.simulate.slo import SloLimits
 from ops.simulate.traffic.requests import BadTrace, RequestLimits
 from tenants.ledger.timelines import RecordedTimeline
+from tenants.outcomes import RequestOutcome
 from tenants.pricing.pricing import Price, PriceEntry
 from tenants.types import Limit, Meter, SubjectKind, Tier
 

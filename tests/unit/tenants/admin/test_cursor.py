@@ -10,8 +10,8 @@ import pytest
 
 from tenants.admin.cursor import MAX_CURSOR, Number, Text, decode_cursor, encode_cursor, page_of
 from tenants.admin.lists.audit import AuditQuery
-from tenants.admin.lists.requests import RequestQuery
 from tenants.errors import Invalid
+from tenants.resources.ended import EndedQuery
 
 ACTS: dict[str, Any] = {"act": "tenant", "since": "2026-01-31T18:00:00+01:00"}
 KEY = tuple[Number, Text]
@@ -74,7 +74,7 @@ def test_what_is_no_cursor_is_refused(text: str) -> None:
         decode_cursor("keys", {}, text, KEY)
 
 
-@pytest.mark.parametrize("query", [AuditQuery, RequestQuery])
+@pytest.mark.parametrize("query", [AuditQuery, EndedQuery])
 def test_the_longest_filter_fits_into_a_cursor(query: type[msgspec.Struct]) -> None:
     filters = dict.fromkeys(query.__struct_fields__, "é" * 256)
     assert len(encode_cursor("ended requests", filters, (2**63 - 1, "x" * 80))) <= MAX_CURSOR

@@ -10,7 +10,7 @@ import pytest
 
 from tenants.admin.commands import KeyChange, TenantCreate
 from tenants.admin.drafts import new_tenant
-from tenants.admin.policy import StoredPolicy
+from tenants.admin.platform.policy import StoredPolicy
 from tenants.config_file import plan as planning
 from tenants.config_file.document import ConfigInvalid
 from tenants.config_file.export import as_yaml, exported

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import ReplicaDrain
-from tenants.admin.transaction import AdminCommands, Change, IfMatch
+from tenants.admin.transaction import AdminActs, Change, IfMatch
 from tenants.directory import queries
 from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
@@ -47,8 +47,8 @@ class Drain:
         }
 
 
-class DrainCommands(AdminCommands):
-    async def drain_replica(
+class DrainActs(AdminActs):
+    async def drain(
         self,
         actor: Actor | str,
         pool: str,
@@ -78,11 +78,9 @@ class DrainCommands(AdminCommands):
             )
             return Change(after, replica, None, None if before is None else before.as_json(), after.as_json())
 
-        return await self._act(actor, "upstream.drain", change, if_match)
+        return await self._transactions.act(actor, "upstream.drain", change, if_match)
 
-    async def resume_replica(
-        self, actor: Actor | str, pool: str, replica: str, *, if_match: IfMatch = None
-    ) -> Drain:
+    async def resume(self, actor: Actor | str, pool: str, replica: str, *, if_match: IfMatch = None) -> Drain:
         """Ends a drain, and returns it. Raises `NotFound`."""
 
         def change(connection: Connection, now_us: int) -> Change[Drain]:
@@ -92,13 +90,13 @@ class DrainCommands(AdminCommands):
             connection.execute(delete(tables.drains).where(*_is(pool, replica)))
             return Change(before, before.replica, None, before.as_json())
 
-        return await self._act(actor, "upstream.resume", change, if_match)
+        return await self._transactions.act(actor, "upstream.resume", change, if_match)
 
-    async def list_drains(self) -> list[Drain]:
+    async def all(self) -> list[Drain]:
         """Every replica that is drained, the oldest first."""
         columns = tables.drains.c
         query = select(tables.drains).order_by(columns.since_us, columns.pool, columns.replica)
-        return await self._database.read(
+        return await self._transactions.read(
             lambda connection: [Drain(**row) for row in connection.execute(query).mappings()]
         )
 

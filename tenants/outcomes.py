@@ -1,4 +1,6 @@
-"""The closed set of ways in which a request ends. Each one settles; metrics count by it."""
+"""The closed sets of ways in which a request ends, and of causes for which it misses a target.
+
+Each end settles, and metrics count by it."""
 
 from __future__ import annotations
 
@@ -38,3 +40,24 @@ class RequestOutcome(StrEnum):
     """Its gateway died and no engine knows of it: what its last top-up reported is charged, or nothing."""
     WITHDRAWN = "withdrawn"
     """Key, project or tenant withdrawn: while it waited (uncharged), or with `now` while it ran (charged)."""
+
+
+class Cause(StrEnum):
+    """Why a request missed its target."""
+
+    REQUEST = "request"
+    """Too long or too large: alone on an idle engine it would have missed, too."""
+    QUOTA = "quota"
+    """Its tenant's own limit, or its tenant's own backlog."""
+    CAPACITY = "capacity"
+    """Too little for all requests: under an ideal fair share it would have missed, too."""
+    SCHEDULING = "scheduling"
+    """Under an ideal fair share it would have met its target: our policy is to blame."""
+    GATEWAY = "gateway"
+    """The gateway was late, or its stores: without that it would have met its target."""
+    FAULT = "fault"
+    """An engine, a store or an upstream failed on the way."""
+    CLIENT = "client"
+    """Its reader was slow."""
+    UNKNOWN = "unknown"
+    """Unknown: no step-time model of the server that ran it, or no record of the load."""

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, delete, insert, select
 from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import BrakeEnd, BrakeSet
-from tenants.admin.transaction import AdminCommands, Change, IfMatch
+from tenants.admin.transaction import AdminActs, Change, IfMatch
 from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
 from tenants.storage import tables
@@ -51,13 +51,13 @@ class Brake:
         }
 
 
-class BrakeCommands(AdminCommands):
-    async def set_brake(self, actor: Actor | str, wanted: BrakeSet, *, if_match: IfMatch = None) -> Brake:
+class BrakeActs(AdminActs):
+    async def set(self, actor: Actor | str, wanted: BrakeSet, *, if_match: IfMatch = None) -> Brake:
         """Sets a tier's brake for all gateways of the database, in place of the one it has."""
         tier, share, for_s = _tier(wanted.tier), _share(wanted.share), _for_s(wanted.for_s)
         reason = validation.reason(wanted.reason) if wanted.reason else ""
         by = actor if isinstance(actor, str) else actor.name
-        await self.end_brakes_over()
+        await self.end_over()
 
         def change(connection: Connection, now_us: int) -> Change[Brake]:
             before = _take(connection, tier)
@@ -69,9 +69,9 @@ class BrakeCommands(AdminCommands):
             was = None if before is None else before.as_json()
             return Change(after, _target(tier), None, was, after.as_json())
 
-        return await self._act(actor, "brake.set", change, if_match)
+        return await self._transactions.act(actor, "brake.set", change, if_match)
 
-    async def end_brake(self, actor: Actor | str, wanted: BrakeEnd, *, if_match: IfMatch = None) -> Brake:
+    async def end(self, actor: Actor | str, wanted: BrakeEnd, *, if_match: IfMatch = None) -> Brake:
         """Ends a tier's brake before its time, and returns it. Raises `NotFound`."""
         tier = _tier(wanted.tier)
 
@@ -81,22 +81,22 @@ class BrakeCommands(AdminCommands):
                 raise NotFound("brake", tier.value)
             return Change(before, _target(tier), None, before.as_json())
 
-        return await self._act(actor, "brake.end", change, if_match)
+        return await self._transactions.act(actor, "brake.end", change, if_match)
 
-    async def end_brakes_over(self) -> None:
+    async def end_over(self) -> None:
         """Ends the brakes whose time is over, each once, however many gateways see it."""
-        for brake in await self.stored_brakes():
-            if brake.is_over(round(self._clock() * 1e6)):
+        for brake in await self.stored():
+            if brake.is_over(self._transactions.now_us()):
                 with suppress(NotFound):
-                    await self._act(BY_TIME, "brake.end", _end_over(brake.tier))
+                    await self._transactions.act(BY_TIME, "brake.end", _end_over(brake.tier))
 
-    async def list_brakes(self) -> list[Brake]:
-        now_us = round(self._clock() * 1e6)
-        return [brake for brake in await self.stored_brakes() if not brake.is_over(now_us)]
+    async def all(self) -> list[Brake]:
+        now_us = self._transactions.now_us()
+        return [brake for brake in await self.stored() if not brake.is_over(now_us)]
 
-    async def stored_brakes(self) -> list[Brake]:
+    async def stored(self) -> list[Brake]:
         """All brakes, also those whose time is over and whose end is not written yet."""
-        return await self._database.read(
+        return await self._transactions.read(
             lambda connection: [brake for tier in BRAKED_TIERS if (brake := _find(connection, tier))]
         )
 

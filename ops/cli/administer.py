@@ -34,6 +34,7 @@ def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
     every running gateway; `answer` names those that have not confirmed it."""
     from ops.serving import datadir
     from tenants.admin.admin import Admin
+    from tenants.admin.transaction import Transactions
     from tenants.directory import queries
     from tenants.directory.gateways import GatewayRegistry
     from tenants.errors import TenancyError
@@ -45,13 +46,15 @@ def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
         database = open_database(settings.resolved_database_url)
         try:
             admin = Admin(
-                database,
-                pepper,
-                tier_multipliers=settings.tier_multipliers,
-                alert_misses=settings.gateway.alert_misses,
-                webhook_private=settings.gateway.webhook_private,
+                Transactions(
+                    database,
+                    pepper,
+                    tier_multipliers=settings.tier_multipliers,
+                    alert_misses=settings.gateway.alert_misses,
+                    webhook_private=settings.gateway.webhook_private,
+                )
             )
-            if await admin.is_own_pepper():  # else only acts that make no key go on
+            if await admin.keys.is_own_pepper():  # else only acts that make no key go on
                 datadir.keep_pepper(settings, pepper)
             before = await database.read(queries.revision)
             done = await act(admin)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import ColumnElement, Connection, delete, insert, select
 
 from tenants.admin.audit import Actor
-from tenants.admin.transaction import AdminCommands, Change, IfMatch
+from tenants.admin.transaction import AdminActs, Change, IfMatch
 from tenants.errors import Invalid
 from tenants.storage import tables
 
@@ -31,8 +31,8 @@ class StoredPolicy:
         return {"policy": self.name, "options": dict(self.options)}
 
 
-class PolicyCommands(AdminCommands):
-    async def store_policy(
+class PolicyActs(AdminActs):
+    async def store(
         self, actor: Actor | str, wanted: StoredPolicy, before: StoredPolicy, *, if_match: IfMatch = None
     ) -> None:
         """For all gateways of the database. `before`: the active one where none is stored."""
@@ -55,9 +55,9 @@ class PolicyCommands(AdminCommands):
             )
             return Change(None, POLICY_SETTING, None, current.as_json(), wanted.as_json())
 
-        await self._act(actor, "policy.set", change, if_match)
+        await self._transactions.act(actor, "policy.set", change, if_match)
 
-    async def forget_policy(
+    async def forget(
         self, actor: Actor | str, wanted: StoredPolicy, before: StoredPolicy, *, if_match: IfMatch = None
     ) -> None:
         """Each gateway's settings count again. `wanted`: what they set."""
@@ -67,11 +67,11 @@ class PolicyCommands(AdminCommands):
             _forget(connection)
             return Change(None, POLICY_SETTING, None, current.as_json(), wanted.as_json())
 
-        await self._act(actor, "policy.from_settings", change, if_match)
+        await self._transactions.act(actor, "policy.from_settings", change, if_match)
 
-    async def stored_policy(self) -> StoredPolicy | None:
+    async def stored(self) -> StoredPolicy | None:
         """The stored policy; None: the settings count."""
-        return await self._database.read(read_policy)
+        return await self._transactions.read(read_policy)
 
 
 def read_policy(connection: Connection) -> StoredPolicy | None:
