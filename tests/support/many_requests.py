@@ -9,8 +9,6 @@ from sqlalchemy import Connection, LargeBinary, bindparam, text
 
 from gateway.domain.timeline import Event, TimelineKind, pack
 
-RARE = 997
-"""One request in so many failed."""
 MISSES = 2
 """One request in so many missed a target."""
 MODELS, TIERS = 3, ("interactive", "standard", "batch")
@@ -29,6 +27,8 @@ class Sizes:
     tenants: int
     keys: int
     """Each has a limit, too."""
+    rare: int = 997
+    """One request in so many failed, one refusal in so many was the platform's, one move was made."""
 
 
 def fill(connection: Connection, sizes: Sizes, now_us: int) -> None:
@@ -111,6 +111,7 @@ def fill(connection: Connection, sizes: Sizes, now_us: int) -> None:
         " '', 0, 'it answered 503', :begin_us",
         sizes.tenants,
     )
+    connection.execute(text("UPDATE outbox_head SET seq = :seq"), {"seq": sizes.tenants})
     insert(
         "incidents",
         "id, key, subject, tenant_id, severity, summary, evidence, page, fired_us, resolved_us",
@@ -125,7 +126,7 @@ def fill(connection: Connection, sizes: Sizes, now_us: int) -> None:
         f" 1, 100, 20, 3000, {at_us}, {literal({})}"
     )
     insert("ledger", f"kind, outcome, {common}", f"'reserve', '', {row}", sizes.requests)
-    outcome = f"CASE WHEN i % {RARE} = 0 THEN 'failed' ELSE 'completed' END"
+    outcome = f"CASE WHEN i % {sizes.rare} = 0 THEN 'failed' ELSE 'completed' END"
     insert("ledger", f"kind, outcome, {common}", f"'settle', {outcome}, {row}", sizes.requests)
     insert(
         "timelines",
@@ -147,15 +148,15 @@ def fill(connection: Connection, sizes: Sizes, now_us: int) -> None:
         "request_id, at_us, tenant_id, project_id, key_id, tier, model, code, limit_id, of_platform, wanted,"
         " available",
         f"'ref_' || i, {at_us}, 'ten_' || ({of_key}), 'prj_' || ({of_key}), 'key_' || ({key}), {tier},"
-        f" {model}, {code}, 'lim_' || ({key}), i % {RARE} = 0, 50, 7",
+        f" {model}, {code}, 'lim_' || ({key}), i % {sizes.rare} = 0, 50, 7",
         sizes.requests,
     )
     knob = one_of(("admission", "batch_cap", "ageing"), "i / 5")
     insert(
         "control_moves",
         "move_id, at_us, gateway_id, model, knob, before, after, reason, is_made, mode, knobs",
-        f"'mov_' || i, {at_us}, 'gw_1', {model}, {knob}, 1.0, 0.5, 'KV nearly full (0.95)', i % {RARE} = 0,"
-        " 'acting', '{}'",
+        f"'mov_' || i, {at_us}, 'gw_1', {model}, {knob}, 1.0, 0.5, 'KV nearly full (0.95)',"
+        f" i % {sizes.rare} = 0, 'acting', '{{}}'",
         sizes.requests,
     )
     insert(
