@@ -83,7 +83,7 @@ class ResourcePages:
 
             try:
                 return await csv_list(
-                    self.resource.plural,
+                    path.rpartition("/")[2],
                     self.resource.file,
                     read,
                     filters.cursor,
@@ -201,7 +201,7 @@ class ActPages:
     async def _stored(self, request: Request, reference: str) -> Json:
         find = self.resource.find
         assert find is not None
-        row = await admin_of(request).transactions.read(lambda connection: find(connection, reference))
+        row = await admin_of(request).transactions.read(lambda one: find(one, reference, None))
         return self.resource.as_json(row)
 
     async def _done(self, request: Request, reference: str) -> Response[str]:

@@ -99,6 +99,9 @@ def describe(operation: dict[str, Any], opt: Mapping[str, Any], path: str) -> No
         if name not in named:  # a resource's, read without a signature
             in_path = {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             operation.setdefault("parameters", []).append(in_path)
+    if opt.get("in_tenant"):
+        whose = {"type": "string"} | openapi_fields.PARAMETERS["tenant"]
+        operation["parameters"].append({"name": "tenant", "in": "query", "required": False, "schema": whose})
     if body is not None:
         reference = {"$ref": _REFERENCE.format(name=body.__name__)}
         operation["requestBody"] = {

@@ -72,60 +72,82 @@ async def _listed(request: Request, resource: Resource[Any], of_tenant: str | No
 
 
 def _list(resource: Resource[Any]) -> HTTPRouteHandler:
-    opt = {"scope": resource.scope, "query": resource.query}
-
-    @get(resource.path, opt=opt, summary=resource.summary, description=resource.description or None)
     async def listed(request: Request) -> Response[bytes]:
         return await _listed(request, resource)
 
-    return listed
+    listed.__name__ = f"list_{resource.plural}"
+    return get(
+        resource.path,
+        opt={"scope": resource.scope, "query": resource.query},
+        summary=resource.summary,
+        description=resource.description or None,
+    )(listed)
 
 
 def _own_list(resource: Resource[Any]) -> HTTPRouteHandler:
     own = resource.own
     assert own is not None
-    opt = {"scope": own.scope, "query": resource.query, "is_own": True}
 
-    @get(own.path, opt=opt, summary=own.summary, description=own.description or None)
     async def listed(request: Request) -> Response[bytes]:
         return await _listed(request, resource, principal_of(request).tenant_id)
 
-    return listed
+    listed.__name__ = f"list_own_{resource.plural}"
+    return get(
+        own.path,
+        opt={"scope": own.scope, "query": resource.query, "is_own": True},
+        summary=own.summary,
+        description=own.description or None,
+    )(listed)
 
 
 def _one(resource: Resource[Any]) -> HTTPRouteHandler:
     find = resource.find
     assert find is not None
 
-    @get(
-        f"{resource.path}/{{reference:str}}", opt={"scope": resource.scope}, summary=f"Show a {resource.name}"
-    )
     async def shown(request: Request) -> Response[bytes]:
-        reference = request.path_params[resource.name]
-        row = await admin_of(request).transactions.read(lambda connection: find(connection, reference))
-        stored = resource.as_json(row)
-        return tagged(json_response(await named(request, stored)), stored)
+        reference, tenant = _reference(request, resource)
+        row = await admin_of(request).transactions.read(lambda one: find(one, reference, tenant))
+        return tagged(json_response(await named(request, json_of(resource, row))), resource.as_json(row))
 
-    return shown
+    shown.__name__ = f"show_{resource.name}"
+    return get(
+        f"{resource.path}/{{{resource.name}:str}}",
+        opt={"scope": resource.scope, "in_tenant": resource.is_named_in_tenant},
+        summary=f"Show {resource.article} {resource.name}",
+        description=resource.one_description or None,
+    )(shown)
+
+
+def _reference(request: Request, resource: Resource[Any]) -> tuple[str, str | None]:
+    """Which one, and of which tenant."""
+    tenant = request.query_params.get("tenant") if resource.is_named_in_tenant else None
+    return request.path_params[resource.name], tenant
 
 
 def _act(resource: Resource[Any], act: ResourceAct) -> HTTPRouteHandler:
-    opt: dict[str, Any] = dict(CHANGE) | {"scope": act.scope}
+    opt: dict[str, Any] = dict(CHANGE if act.takes_condition else {}) | {
+        "scope": act.scope,
+        "in_tenant": act.is_on_one and resource.is_named_in_tenant,
+    }
     if act.command is not None:
         opt |= {"body": act.command, "body_is_optional": act.is_body_optional}
-    path = resource.path + act.path.replace("{reference}", f"{{{resource.name}:str}}")
 
-    @_METHODS[act.method](
-        path, status_code=act.status, opt=opt, summary=act.summary, description=act.description or None
-    )
     async def done(request: Request) -> Response[bytes]:
-        reference = request.path_params[resource.name] if act.is_on_one else ""
+        reference, tenant = _reference(request, resource) if act.is_on_one else ("", None)
         command = None
         if act.command is not None:
             read = asked_or_not if act.is_body_optional else asked
             command = await read(request, act.command)
-        call = ActCall(actor(request), reference, command, if_match(request))
+        condition = if_match(request) if act.takes_condition else None
+        call = ActCall(actor(request), reference, command, condition, tenant)
         made = await act.run(admin_of(request), call)
         return await changed(request, await named(request, made.shown), act.status, stored=made.stored)
 
-    return done
+    done.__name__ = f"{act.verb}_{resource.name}"
+    return _METHODS[act.method](
+        resource.path + act.path.replace("{reference}", f"{{{resource.name}:str}}"),
+        status_code=act.status,
+        opt=opt,
+        summary=act.summary,
+        description=act.description or None,
+    )(done)

@@ -22,11 +22,11 @@ def _version() -> str:
 
 
 OWN = {
-    path.rpartition(".")[2]: f"ops.cli.{path}:{path.rpartition('.')[2]}"
+    path.rpartition(".")[2]: f"ops.cli.{path}:{path.rpartition('.')[2]}" if "." in path else ""
     for path in (
         *("run.serve", "run.demo", "run.engine", "run.db"),
         *("inspect.top", "inspect.status", "admin.tenant", "admin.project", "admin.key", "admin.limit"),
-        *("admin.slo", "admin.person", "admin.brake", "inspect.request"),
+        *("admin.slo", "admin.person", "admin.brake", "inspect.request", "refusal"),
         *("inspect.flow", "inspect.quote", "inspect.audit"),
         *("admin.price", "admin.model", "admin.upstream", "admin.usage", "admin.webhook"),
         *("inspect.ledger", "policy.policy", "inspect.forecast"),
@@ -34,7 +34,7 @@ OWN = {
         *("simulate.simulate", "simulate.whatif", "run.doctor", "run.plugin", "run.place"),
     )
 } | {"bench": "ops.cli.bench.main:bench"}
-"""Commands with a module of their own, in the order of `fairgate --help`; nouns that need none follow."""
+"""In the order of `fairgate --help`, each with its module; empty: a resource's, which needs none."""
 
 
 class Root(Group):
@@ -48,13 +48,15 @@ class Root(Group):
         from tenants.resources.all import RESOURCES
 
         resources = RESOURCES if self.resources is None else self.resources
-        return groups(resource for resource in resources if resource.name not in self.lazy)
+        return groups(resource for resource in resources if not self.lazy.get(resource.name))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), *self._nouns()]
+        return [*dict.fromkeys([*super().list_commands(ctx), *self._nouns()])]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return super().get_command(ctx, cmd_name) or self._nouns().get(cmd_name)
+        if self.lazy.get(cmd_name):
+            return super().get_command(ctx, cmd_name)
+        return self._nouns().get(cmd_name)
 
 
 @click.group(

@@ -13,6 +13,7 @@ from ops.cli.base import Command, Group, answer
 from ops.cli.options import Duration, PastInstant
 from ops.reporting import table
 from tenants.admin.cursor import MAX_PAGE
+from tenants.directory.records import from_us
 from tenants.errors import Invalid
 from tenants.fields import CommandField, command_of, fields_of
 from tenants.resources.reading import query_of, read_page
@@ -53,16 +54,20 @@ def add_to(group: Group, resource: Resource[Any]) -> None:
 
 def list_command(resource: Resource[Any]) -> Command:
     options: list[click.Parameter] = [_filter_option(one) for one in filters_of(resource.query)]
-    options += [
-        click.Option(
-            ["--limit"],
-            type=click.IntRange(1, MAX_PAGE),
-            default=DEFAULT_ROWS,
-            show_default=True,
-            help="Rows at most.",
-        ),
-        click.Option(["--cursor"], help="Next page of a list with the same filter."),
-    ]
+    options += (
+        []
+        if resource.is_whole
+        else [
+            click.Option(
+                ["--limit"],
+                type=click.IntRange(1, MAX_PAGE),
+                default=DEFAULT_ROWS,
+                show_default=True,
+                help="Rows at most.",
+            ),
+            click.Option(["--cursor"], help="Next page of a list with the same filter."),
+        ]
+    )
     return Command(
         resource.command,
         params=options,
@@ -71,12 +76,16 @@ def list_command(resource: Resource[Any]) -> Command:
     )
 
 
-def _list(resource: Resource[Any], limit: int, cursor: str | None, **given: Any) -> None:
+def _list(resource: Resource[Any], limit: int = MAX_PAGE, cursor: str | None = None, **given: Any) -> None:
     async def read(admin: Admin) -> Json:
-        query = query_of(resource.query, given)
-        page = await read_page(admin, resource, query, cursor=cursor, limit=limit)
-        rows = await admin.with_names(resource.as_json(row) for row in page.rows)
-        return {"data": rows, "next_cursor": page.next_cursor}
+        query, rows, following = query_of(resource.query, given), [], cursor
+        while True:
+            page = await read_page(admin, resource, query, cursor=following, limit=limit)
+            rows += page.rows
+            following = page.next_cursor
+            if following is None or not resource.is_whole:
+                break
+        return {"data": await admin.with_names(map(resource.as_json, rows)), "next_cursor": following}
 
     document = administer(read)
 
@@ -91,7 +100,7 @@ def _list(resource: Resource[Any], limit: int, cursor: str | None, **given: Any)
         if document["next_cursor"]:
             click.echo(f"more: the same command with --cursor {document['next_cursor']}")
 
-    answer(document, text)
+    answer(document["data"] if resource.is_whole else document, text)
 
 
 _NAMES = {Form.TENANT: "tenant_id", Form.PROJECT: "project_id", Form.KEY: "key_id"}
@@ -113,16 +122,20 @@ def _cell(row: Mapping[str, Any], shown: Shown) -> object:
         case Form.KEY:
             return row.get("key_name") or row.get("key_id")
     if value is None:
-        return None
+        return None if shown.missing == "–" else shown.missing
+    if isinstance(value, Mapping):
+        return ", ".join(
+            f"{name} {part:.3g}" for name, part in value.items() if isinstance(part, int | float)
+        )
     match shown.form:
         case Form.INSTANT:
-            return f"{value[:19]}Z"
+            return f"{from_us(value).isoformat() if isinstance(value, int) else value:.19}Z"
         case Form.NUMBER:
             return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
         case Form.SECONDS:
             return f"{value:.3g} s"
         case Form.SHARE:
-            return f"{value:.0%}"
+            return f"{value / row[shown.of] if shown.of else value:.1%}"
         case _:
             return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
@@ -154,12 +167,14 @@ def act_command(resource: Resource[Any], act: ResourceAct) -> Command:
     params: list[click.Parameter] = []
     if act.is_on_one:
         params.append(click.Argument(["reference"], metavar=resource.name.upper()))
+        if resource.is_named_in_tenant:
+            params.append(click.Option(["--tenant", "of_tenant"], help="Whose it is (name or id)."))
     params += [] if act.command is None else [field_option(one) for one in fields_of(act.command)]
     return Command(
         act.verb.replace("_", "-"),
         params=params,
         callback=partial(_act, resource, act),
-        help=f"{act.summary}.\n\n{act.description}".strip(),
+        help=act.command_help or f"{act.summary}.\n\n{act.description}".strip(),
     )
 
 
@@ -167,7 +182,7 @@ def field_option(one: CommandField) -> click.Option:
     kinds: dict[type, Any] = {int: int, float: Duration() if one.field.is_duration else float}
     if one.is_flag:
         return click.Option([one.option, one.name], is_flag=True, default=False, help=one.field.help or None)
-    kind = click.Choice(one.field.choices) if one.field.choices else kinds.get(one.kind, str)
+    kind = click.Choice([*map(str, one.field.choices)]) if one.field.choices else kinds.get(one.kind, str)
     return click.Option(
         [one.option, one.name],
         type=kind,
@@ -177,16 +192,21 @@ def field_option(one: CommandField) -> click.Option:
     )
 
 
-def _act(resource: Resource[Any], act: ResourceAct, reference: str = "", **given: Any) -> None:
+def _act(
+    resource: Resource[Any],
+    act: ResourceAct,
+    reference: str = "",
+    of_tenant: str | None = None,
+    **given: Any,
+) -> None:
     try:
         command = None if act.command is None else command_of(act.command, given)
     except Invalid as error:
         raise click.UsageError(str(error)) from None
 
     async def run(admin: Admin) -> Json:
-        done = await act.run(admin, ActCall(actor(), reference, command))
+        done = await act.run(admin, ActCall(actor(), reference, command, tenant=of_tenant))
         return (await admin.with_names([done.shown]))[0]
 
     shown = administer(run)
-    name = shown.get("name") or shown.get("id") or reference
-    answer(shown, f"{resource.name} {name}: {act.verb.replace('_', ' ')}, done")
+    answer(shown, act.said(shown))

@@ -57,7 +57,8 @@ MISSES = Resource(
         Shown("target_s", "Target", Form.SECONDS),
         Shown("actual_s", "Happened", Form.SECONDS, missing="never"),
         Shown("cause", "Cause", Form.BADGE),
-        Shown("why", "why", beside=True, in_table=False),
+        Shown("why", "", below=True, in_table=False),
+        Shown("evidence", "Had it been", on_page=False),
         Shown("todo", "What to do", in_table=False),
     ),
     file=(

@@ -49,7 +49,7 @@ async def read_page(
     filters, most = msgspec.to_builtins(query), checked_limit(limit)
     for one in filters_of(resource.query):
         _check(one, getattr(query, one.field))
-    name = resource.list_name if of_tenant is None else f"{resource.list_name} of {of_tenant}"
+    name = resource.plural if of_tenant is None else f"{resource.plural} of {of_tenant}"
     key: Any = tuple[tuple(BOUNDED[one] for one in resource.key_types(query))]  # type: ignore[misc]
     after = None if cursor is None else decode_cursor(name, filters, cursor, key)
     request = PageRequest(query, after, most + 1, of_tenant, admin.transactions.now_us())

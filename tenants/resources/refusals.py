@@ -100,7 +100,7 @@ REFUSALS = Resource(
         Shown("tier", "tier", beside=True, in_table=False),
         Shown("code", "Code", on_page=False),
         Shown("code", "Why", Form.CODE, in_table=False),
-        Shown("way_out", "and the way out", beside=True, in_table=False),
+        Shown("way_out", "and the way out", below=True, in_table=False),
         Shown("limit_id", "Limit", Form.ID),
         Shown("wanted", "Wanted", Form.NUMBER),
         Shown("available", "Available", Form.NUMBER),
@@ -116,14 +116,14 @@ REFUSALS = Resource(
     ),
     group_help="""Requests that were refused: by which limit, what was wanted and available.
 
-    \\b
+    \b
       fairgate refusal list --tenant acme --from 24h
       fairgate refusal list --request-id req_…
       fairgate refusal counts --group-by tenant,code --from 7d
     """,
     command_help="""Lists refused requests, the newest first; of many of one kind in a minute the first few.
 
-    \\b
+    \b
     --json answers:
       {"data": [{"request_id": "req_…", "object": "refusal", "at": "2026-01-31T12:00:00+00:00",
        "tenant_id": "ten_…", "tenant": "acme", "project_id": "prj_…", "project": "default",

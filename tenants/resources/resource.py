@@ -49,6 +49,7 @@ class Kind(StrEnum):
     """The same, exclusive."""
 
 
+LABELS = {Kind.SINCE: "From (UTC)", Kind.UNTIL: "Until (UTC)"}
 MOST = dict.fromkeys((Kind.TENANT, Kind.PROJECT, Kind.KEY), 64)
 """Characters of names, ids and prefixes."""
 HELP = {
@@ -99,14 +100,15 @@ def filters_of(query: type[ListQuery]) -> tuple[NamedFilter, ...]:
         if declared is None:
             raise TypeError(f"{query.__name__}.{one.name} has no Filter in its annotation")
         words = declared.help or HELP.get(declared.kind, "")
+        choices = tuple(map(str, declared.choices))
         most = min(declared.most, MOST.get(declared.kind, declared.most))
-        label = declared.label or one.encode_name.replace("_", " ").capitalize()
+        label = declared.label or LABELS.get(declared.kind) or one.encode_name.replace("_", " ").capitalize()
         filters.append(
             NamedFilter(
                 one.name,
                 one.encode_name,
                 one.default,
-                replace(declared, help=words, label=label, most=most),
+                replace(declared, help=words, label=label, most=most, choices=choices),
             )
         )
     return tuple(filters)
@@ -150,7 +152,11 @@ class Shown:
     missing: str = "–"
     """What stands for none."""
     beside: bool = False
-    """On pages in one cell with the one before it."""
+    """On pages in one cell with the one before it, after a comma."""
+    below: bool = False
+    """The same, on a line of its own."""
+    of: str = ""
+    """Of a share: the value of the row that it is a part of; empty: it is one by itself."""
     on_page: bool = True
     in_table: bool = True
     """Of the command."""
@@ -166,7 +172,12 @@ class PageColumn(NamedTuple):
 
     @property
     def label(self) -> str:
-        return ", ".join(part.label for part in self.parts)
+        return ", ".join(part.label for part in self.parts if part.label)
+
+    @property
+    def is_tenant(self) -> bool:
+        """Which says nothing where only one tenant's rows are shown."""
+        return len(self.parts) == 1 and self.parts[0].form is Form.TENANT
 
     @property
     def is_number(self) -> bool:
@@ -183,7 +194,7 @@ def page_columns(shown: tuple[Shown, ...]) -> list[PageColumn]:
     for part in shown:
         if not part.on_page:
             continue
-        if part.beside and columns:
+        if (part.beside or part.below) and columns:
             columns[-1] = PageColumn((*columns[-1].parts, part))
         else:
             columns.append(PageColumn((part,)))
@@ -261,9 +272,14 @@ class ResourceAct:
     path: str = ""
     """Behind the noun's own; `{reference}` names the one it changes."""
     status: int = 200
+    takes_condition: bool = True
+    """Whether `If-Match` counts: of a change to what may exist."""
     description: str = ""
     confirm: tuple[str, ...] = ()
     """What a page says before it is done; empty: it asks nothing."""
+    command_help: str = ""
+    words: Callable[[Mapping[str, Any]], str] | None = None
+    """What its command says of the answer; None: that it is done."""
 
     @property
     def verb(self) -> str:
@@ -272,6 +288,12 @@ class ResourceAct:
     @property
     def is_on_one(self) -> bool:
         return "{reference}" in self.path
+
+    def said(self, shown: Mapping[str, Any]) -> str:
+        if self.words is not None:
+            return self.words(shown)
+        noun = self.name.partition(".")[0]
+        return f"{noun} {shown.get('name') or shown.get('id', '')}: {self.verb.replace('_', ' ')} done"
 
 
 @dataclass(frozen=True)
@@ -303,8 +325,14 @@ class Resource(Generic[R]):
     group_help: str = ""
     command_help: str = ""
     own: OwnList[R] | None = None
-    find: Callable[[Connection, str], R] | None = None
-    """One by its reference. Raises `NotFound`."""
+    find: Callable[[Connection, str, str | None], R] | None = None
+    """One by its reference, with a tenant only among that one's. Raises `NotFound`, `Invalid`."""
+    one_description: str = ""
+    """Of the route that shows one."""
+    is_named_in_tenant: bool = False
+    """A reference may be a name, beside the tenant's: routes and commands take `tenant`, too."""
+    is_whole: bool = False
+    """Its command lists all there are, as a JSON list without pages."""
     acts: tuple[ResourceAct, ...] = ()
     file: tuple[str, ...] = ()
     """Columns of the list as a CSV file; empty: it has none."""
@@ -324,9 +352,8 @@ class Resource(Generic[R]):
         filters_of(self.query)
 
     @property
-    def list_name(self) -> str:
-        """Of its cursors, which fit no other list."""
-        return self.plural if self.command == "list" else f"{self.plural} {self.command}"
+    def article(self) -> str:
+        return "an" if self.name[0] in "aeiou" else "a"
 
     @property
     def path(self) -> str:

@@ -221,7 +221,7 @@ def _prepared(asked: dict[str, Any], files: list[int]) -> Callable[[], None]:
 def _import_all() -> None:
     commands = importlib.import_module("ops.cli.main").OWN
     for name, where in commands.items():
-        if name not in COLD_GROUPS:
+        if where and name not in COLD_GROUPS:
             importlib.import_module(where.partition(":")[0])
     for module in MODULES:
         importlib.import_module(module)
