@@ -311,7 +311,7 @@ async def test_each_code_is_found_by_request_and_by_tenant_with_limit_wanted_and
         }
 
     expected = {
-        code: (f"{code}, {WAYS_OUT[code]}", f"lim_of_{code}", 1_000 + number, number)
+        code: (code + WAYS_OUT[code], f"lim_of_{code}", 1_000 + number, number)
         for number, code in enumerate(sorted(WAYS_OUT))
     }
     found: dict[str, tuple[object, ...]] = {}
