@@ -132,7 +132,7 @@ class Gateway:
         self.policy = ActivePolicy(deps, lambda: self.pools.values(), lambda: self.controls.values())
         self.brakes = ActiveBrakes(deps, lambda: self.pools.values(), lambda: self.controls)
         self.drains = ActiveDrains(deps, lambda: self.pools.values())
-        self.directory = ActiveDirectory(deps, lambda: self.lifecycle, self.drains.follow)
+        self.directory = ActiveDirectory(deps, lambda: self.lifecycle, self._follow_others)
         self.deps = deps
         self.recovery: RecoveryReport | None = None
         """What the start found of an earlier life; None: not started."""
@@ -444,6 +444,11 @@ class Gateway:
         recorder.serving(self.deps.clock(), sum(takes_turns(upstream) for upstream in spec.upstreams))
 
     # ------------------------------------------------------------ start and stop
+
+    async def _follow_others(self) -> None:
+        """Drains and targets, as of the directory's revision. Raises `DatabaseUnavailable`."""
+        await self.drains.follow()
+        await self.slo.refresh()
 
     async def start(self) -> None:
         """Recovers what an earlier process left, then opens; without the store nothing is admitted. Raises

@@ -26,8 +26,9 @@ from gateway.statistics import RecentShare
 from tenants.errors import DatabaseUnavailable
 from tenants.outcomes import Cause
 from tenants.slo import store as slo_store
-from tenants.slo.slo import Missed, Slo, SloBook, SloTally
+from tenants.slo.slo import Missed, SloBook, SloTally
 from tenants.slo.store import CountKey
+from tenants.slo.target import Slo
 from tenants.storage.database import Database
 from tenants.types import Tier
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,16 +76,17 @@ def document(app: Litestar, schema: dict[str, Any]) -> dict[str, Any]:
             for method in handler.http_methods:
                 operation = contents["paths"].get(route.path_format, {}).get(method.lower())
                 if operation is not None:
-                    describe(operation, handler.opt, route.path_format)
+                    describe(operation, handler.opt)
                     bodies |= {handler.opt["body"]} if "body" in handler.opt else set()
     structs = sorted(bodies, key=lambda struct: struct.__name__)
     components.update(msgspec.json.schema_components(structs, ref_template=_REFERENCE)[1])
     openapi_fields.complete(components)
+    openapi_fields.annotate(components, structs)
     components["Error"] = _ERROR
     return contents
 
 
-def describe(operation: dict[str, Any], opt: Mapping[str, Any], path: str) -> None:
+def describe(operation: dict[str, Any], opt: Mapping[str, Any]) -> None:
     """Completes an operation from its route's `opt`: `scope` of the key, `body` (`body_is_optional`),
     `headers`, the `query` of a list (`is_own`: of the key's tenant), bounds of its `parameters`,
     other `answers` by status (`plain`: the one that is no error),
@@ -94,11 +94,6 @@ def describe(operation: dict[str, Any], opt: Mapping[str, Any], path: str) -> No
     body = opt.get("body")
     if (query := opt.get("query")) is not None:
         operation["parameters"] = openapi_fields.query_parameters(query, is_own=opt.get("is_own", False))
-    named = {parameter["name"] for parameter in operation.get("parameters", [])}
-    for name in re.findall(r"\{(\w+)\}", path):
-        if name not in named:  # a resource's, read without a signature
-            in_path = {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            operation.setdefault("parameters", []).append(in_path)
     if opt.get("in_tenant"):
         whose = {"type": "string"} | openapi_fields.PARAMETERS["tenant"]
         operation["parameters"].append({"name": "tenant", "in": "query", "required": False, "schema": whose})

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from gateway.domain.tiers import SERVICE_TIERS
 from gateway.requests.inputs import media
 from gateway.requests.parse import LEFT_OUT_PARTS, MAX_METADATA, ROLES
@@ -20,14 +22,13 @@ from tenants.admin.audit import MAX_TEXT
 from tenants.admin.cursor import CURSOR, DEFAULT_PAGE, MAX_PAGE
 from tenants.admin.lists import flow, usage
 from tenants.admin.platform.brakes import BRAKED_TIERS, MAX_BRAKE_S
-from tenants.admin.slos import MAX_TARGET_S, MIN_TARGET_S
 from tenants.counts import refusal_store
+from tenants.fields import fields_of
 from tenants.outbox.address import MAX_URL_CHARS, PORTS
 from tenants.outbox.kinds import SUBJECTS
 from tenants.people.person import MAX_NAME_CHARS
 from tenants.people.roles import Role
 from tenants.resources.resource import MOST, Filter, Kind, ListQuery, filters_of
-from tenants.slo.slo import METRICS
 from tenants.types import MAX_END_USER_CHARS, SCOPES, LimitMode, Meter, OnLowBudget, Tier, Window
 
 
@@ -136,9 +137,6 @@ FIELDS: dict[str, dict[str, Any]] = {name: _range(bounds) for name, bounds in RA
     "subjects": {"items": {"type": "string"} | one_of(SUBJECTS)},
     "WebhookAdd.url": form(re.compile(f"({'|'.join(PORTS)})://[!-~]+"), MAX_URL_CHARS),
     "DeliveryAgain.seq": between(1, 2**63 - 1),
-    "percentile": between(1, 100),
-    "metric": one_of(METRICS),
-    "target_s": between(MIN_TARGET_S, MAX_TARGET_S),
 }
 
 
@@ -171,6 +169,14 @@ def _of_filter(one: Filter) -> dict[str, Any]:
             return {"type": "string"} | _INSTANT
         case _:
             return {"type": "string"} | text(one.most)
+
+
+def annotate(schemas: dict[str, Any], structs: Iterable[type[msgspec.Struct]]) -> None:
+    """Completes bodies by what their fields declare."""
+    for struct in structs:
+        for one in fields_of(struct):
+            known = dict(one.field.schema or {}) | (one_of(one.field.choices) if one.field.choices else {})
+            narrow(schemas[struct.__name__]["properties"][one.name], known)
 
 
 def complete(schemas: dict[str, Any]) -> None:

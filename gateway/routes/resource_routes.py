@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from inspect import Parameter, Signature
 from typing import Any
 
 from litestar import Response, get
@@ -11,6 +12,7 @@ from litestar.handlers import delete as delete_route
 from litestar.handlers import patch as patch_route
 from litestar.handlers import post as post_route
 from litestar.handlers import put as put_route
+from litestar.params import FromPath
 
 from gateway import errors
 from gateway.domain.ids import request_id_of
@@ -104,8 +106,8 @@ def _one(resource: Resource[Any]) -> HTTPRouteHandler:
     find = resource.find
     assert find is not None
 
-    async def shown(request: Request) -> Response[bytes]:
-        reference, tenant = _reference(request, resource)
+    async def shown(request: Request, reference: str) -> Response[bytes]:
+        tenant = request.query_params.get("tenant") if resource.is_named_in_tenant else None
         row = await admin_of(request).transactions.read(lambda one: find(one, reference, tenant))
         return tagged(json_response(await named(request, json_of(resource, row))), resource.as_json(row))
 
@@ -113,15 +115,23 @@ def _one(resource: Resource[Any]) -> HTTPRouteHandler:
     return get(
         f"{resource.path}/{{{resource.name}:str}}",
         opt={"scope": resource.scope, "in_tenant": resource.is_named_in_tenant},
-        summary=f"Show {resource.article} {resource.name}",
+        summary=f"Show {resource.article} {resource.noun or resource.name}",
         description=resource.one_description or None,
-    )(shown)
+    )(_of_one(resource.name, shown))
 
 
-def _reference(request: Request, resource: Resource[Any]) -> tuple[str, str | None]:
-    """Which one, and of which tenant."""
-    tenant = request.query_params.get("tenant") if resource.is_named_in_tenant else None
-    return request.path_params[resource.name], tenant
+def _of_one(name: str, answer: Callable[[Request, str], Awaitable[Response[bytes]]]) -> Any:
+    """A handler whose path parameter has the noun's name, which the framework reads off its signature."""
+
+    async def handler(request: Request, **path: str) -> Response[bytes]:
+        return await answer(request, path[name])
+
+    handler.__name__ = answer.__name__
+    types: dict[str, Any] = {"request": Request, name: FromPath[str]}
+    handler.__annotations__ = types | {"return": Response[bytes]}
+    parameters = [Parameter(one, Parameter.KEYWORD_ONLY, annotation=kind) for one, kind in types.items()]
+    handler.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return handler
 
 
 def _act(resource: Resource[Any], act: ResourceAct) -> HTTPRouteHandler:
@@ -132,8 +142,8 @@ def _act(resource: Resource[Any], act: ResourceAct) -> HTTPRouteHandler:
     if act.command is not None:
         opt |= {"body": act.command, "body_is_optional": act.is_body_optional}
 
-    async def done(request: Request) -> Response[bytes]:
-        reference, tenant = _reference(request, resource) if act.is_on_one else ("", None)
+    async def done(request: Request, reference: str = "") -> Response[bytes]:
+        tenant = request.query_params.get("tenant") if opt["in_tenant"] else None
         command = None
         if act.command is not None:
             read = asked_or_not if act.is_body_optional else asked
@@ -143,11 +153,14 @@ def _act(resource: Resource[Any], act: ResourceAct) -> HTTPRouteHandler:
         made = await act.run(admin_of(request), call)
         return await changed(request, await named(request, made.shown), act.status, stored=made.stored)
 
-    done.__name__ = f"{act.verb}_{resource.name}"
+    async def done_to_all(request: Request) -> Response[bytes]:
+        return await done(request)
+
+    done.__name__ = done_to_all.__name__ = f"{act.verb}_{resource.name}"
     return _METHODS[act.method](
         resource.path + act.path.replace("{reference}", f"{{{resource.name}:str}}"),
         status_code=act.status,
         opt=opt,
         summary=act.summary,
         description=act.description or None,
-    )(done)
+    )(_of_one(resource.name, done) if act.is_on_one else done_to_all)

@@ -18,6 +18,7 @@ from tenants.errors import Invalid
 from tenants.fields import CommandField, command_of, fields_of
 from tenants.resources.reading import query_of, read_page
 from tenants.resources.resource import (
+    NONE,
     ActCall,
     Form,
     Json,
@@ -118,11 +119,11 @@ def _cell(row: Mapping[str, Any], shown: Shown) -> object:
     value = row.get(shown.name)
     match shown.form:
         case Form.TENANT | Form.PROJECT:
-            return value or row.get(_NAMES[shown.form])
+            return value or row.get(_NAMES[shown.form]) or _missing(shown)
         case Form.KEY:
             return row.get("key_name") or row.get("key_id")
     if value is None:
-        return None if shown.missing == "–" else shown.missing
+        return _missing(shown)
     if isinstance(value, Mapping):
         return ", ".join(
             f"{name} {part:.3g}" for name, part in value.items() if isinstance(part, int | float)
@@ -134,10 +135,16 @@ def _cell(row: Mapping[str, Any], shown: Shown) -> object:
             return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
         case Form.SECONDS:
             return f"{value:.3g} s"
+        case Form.PERCENT:
+            return f"{value:g} %"
         case Form.SHARE:
             return f"{value / row[shown.of] if shown.of else value:.1%}"
         case _:
             return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+def _missing(shown: Shown) -> str | None:
+    return None if shown.missing == NONE else shown.missing
 
 
 def _filter_option(one: NamedFilter) -> click.Option:
@@ -182,11 +189,14 @@ def field_option(one: CommandField) -> click.Option:
     kinds: dict[type, Any] = {int: int, float: Duration() if one.field.is_duration else float}
     if one.is_flag:
         return click.Option([one.option, one.name], is_flag=True, default=False, help=one.field.help or None)
+    default = None if one.is_required or one.kind is list else one.default
     kind = click.Choice([*map(str, one.field.choices)]) if one.field.choices else kinds.get(one.kind, str)
     return click.Option(
         [one.option, one.name],
         type=kind,
         required=one.is_required,
+        default=default,
+        show_default=default is not None,
         multiple=one.kind is list,
         help=one.field.help or None,
     )

@@ -175,15 +175,3 @@ class LedgerAdjust(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     request_id: str
     reason: str
-
-
-class SloSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /admin/v1/slos`."""
-
-    tier: str
-    metric: str
-    target_s: float
-    percentile: float = 95.0
-    """Per cent of the requests that must meet it."""
-    tenant: str | None = None
-    """Without: every tenant's that has no target of its own."""

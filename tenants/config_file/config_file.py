@@ -18,7 +18,6 @@ from tenants.admin.commands import (
     LimitSet,
     PriceSet,
     ProjectCreate,
-    SloSet,
     TenantChange,
     TenantCreate,
 )
@@ -30,6 +29,7 @@ from tenants.config_file.state import ConfigState, read_state
 from tenants.config_file.steps import ConfigPlan, ConfigStep, PolicyMove, standing_at, stored
 from tenants.directory import queries
 from tenants.errors import AlreadyExists, NotFound, PreconditionFailed
+from tenants.slo.target import SloSet
 from tenants.storage.database import Database
 
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from tenants.errors import Invalid
-from tenants.slo.slo import METRICS
+from tenants.slo.target import METRICS
 from tenants.types import SCOPES, LimitMode, Meter, OnLowBudget, Tier, Window
 
 Place = tuple[str | int, ...]

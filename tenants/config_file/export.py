@@ -38,7 +38,7 @@ from tenants.config_file.state import (
 )
 from tenants.directory.records import limit_as_json, tier_names
 from tenants.pricing.pricing import PriceBook
-from tenants.slo.slo import METRICS, Slo
+from tenants.slo.target import METRICS, Slo
 from tenants.types import DEFAULT_THRESHOLDS, Limit, Tier
 
 LIMIT_ORDER = (PLATFORM_LIMIT, TENANT_LIMIT, "project", "key", EACH_END_USER, "end_user")

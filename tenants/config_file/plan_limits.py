@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tenants.admin import validation
-from tenants.admin.commands import LimitSet, SloSet
-from tenants.admin.slos import new_slo
+from tenants.admin.commands import LimitSet
 from tenants.config_file.document import ConfigInvalid, ConfigLimit, ConfigTarget, Place
 from tenants.config_file.state import EACH_END_USER, PLATFORM_LIMIT, TENANT_LIMIT, SubjectName
 from tenants.config_file.steps import ConfigStep, NamedOnce, differences, standing_at
 from tenants.directory.records import limit_as_json, limit_from
-from tenants.slo.slo import Slo
+from tenants.slo.target import Slo, SloSet, draft_of
 from tenants.types import PLATFORM, Limit, SubjectKind
 
 LimitName = tuple[SubjectName, str, str, str, str, int]
@@ -121,7 +120,7 @@ def target_steps(
         was = None if before is None else before.as_json()
         if part.state == "absent":
             if before is not None:
-                yield ConfigStep("slo.remove", what, at, None, differences(was, None), tenant, before.slo_id)
+                yield ConfigStep("slo.remove", what, at, None, differences(was, None), tenant, before.id)
             continue
         if part.target_s is None:
             raise ConfigInvalid((*at, "target_s"), "is missing: say within how many seconds")
@@ -133,7 +132,7 @@ def target_steps(
             tenant=tenant or None,
         )
         with standing_at(at):
-            after = new_slo(command)
+            after = draft_of(command)
         changes = differences(was, after.as_json())
         if changes:
             yield ConfigStep("slo.set", what, at, command, changes, tenant)

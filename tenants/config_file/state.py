@@ -12,8 +12,8 @@ from tenants.admin.platform.policy import StoredPolicy, read_policy
 from tenants.directory import queries
 from tenants.directory.records import ApiKey, Project, Tenant, to_us
 from tenants.pricing.pricing import PriceBook
-from tenants.slo.slo import Slo
 from tenants.slo.store import slos_where
+from tenants.slo.target import Slo
 from tenants.storage import tables
 from tenants.types import Limit, SubjectKind
 

@@ -13,7 +13,6 @@ from tenants.admin.commands import (
     LimitSet,
     PriceSet,
     ProjectCreate,
-    SloSet,
     TenantChange,
     TenantCreate,
 )
@@ -21,6 +20,7 @@ from tenants.admin.platform.policy import StoredPolicy
 from tenants.admin.transaction import etag_of
 from tenants.config_file.document import ConfigInvalid, Place, as_text
 from tenants.errors import Invalid
+from tenants.slo.target import SloSet
 
 
 @dataclass(frozen=True, slots=True)

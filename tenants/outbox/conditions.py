@@ -8,7 +8,8 @@ from urllib.parse import quote, urlencode
 
 from tenants.outbox import kinds
 from tenants.outbox.transitions import Condition
-from tenants.slo.slo import DAY_S, Slo, SloBook, SloTally, burning_over
+from tenants.slo.slo import DAY_S, SloBook, SloTally, burning_over
+from tenants.slo.target import Slo
 from tenants.types import Tier
 
 KEY_EXPIRES_US = 7 * DAY_S * 1_000_000

@@ -14,7 +14,8 @@ from tenants.outbox.conditions import KEY_EXPIRES_US, ExpiringKey, Kept
 from tenants.outbox.limit_conditions import SOFT_SHOWN_US, SoftEvent
 from tenants.quota.alerts import EventKind
 from tenants.slo import store as slo_store
-from tenants.slo.slo import DAY_S, Slo, SloTally
+from tenants.slo.slo import DAY_S, SloTally
+from tenants.slo.target import Slo
 from tenants.storage.tables import (
     api_keys,
     audit_head,

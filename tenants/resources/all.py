@@ -9,5 +9,6 @@ from tenants.resources.ended import ENDED
 from tenants.resources.misses import MISSES
 from tenants.resources.refusals import REFUSALS
 from tenants.resources.resource import Resource
+from tenants.resources.slos import SLOS
 
-RESOURCES: tuple[Resource[Any], ...] = (ENDED, MISSES, REFUSALS, REFUSAL_COUNTS, CALIBRATION)
+RESOURCES: tuple[Resource[Any], ...] = (SLOS, ENDED, MISSES, REFUSALS, REFUSAL_COUNTS, CALIBRATION)

@@ -93,7 +93,7 @@ REFUSALS = Resource(
     shown=(
         Shown("at", "At", Form.INSTANT),
         Shown("request_id", "Request", Form.ID, link="/console/requests/{request_id}"),
-        Shown("tenant", "Tenant", Form.TENANT),
+        Shown("tenant", "Tenant", Form.TENANT, missing="not known"),
         Shown("key", "key", Form.KEY, beside=True),
         Shown("tier", "tier", on_page=False),
         Shown("model", "Model"),

@@ -23,7 +23,8 @@ from tenants.people.roles import Act
 from tenants.types import SCOPES
 
 R = TypeVar("R")
-NUMBERS = ("number", "seconds", "money", "share")
+NUMBERS = ("number", "seconds", "money", "share", "percent")
+NONE = "–"
 Json = dict[str, Any]
 
 
@@ -129,6 +130,7 @@ class Form(StrEnum):
     """Nano-dollars."""
     SHARE = "share"
     """0 to 1, in per cent."""
+    PERCENT = "percent"
     TENANT = "tenant"
     PROJECT = "project"
     KEY = "key"
@@ -149,7 +151,7 @@ class Shown:
     """Where it leads on pages, with the row's values in it: `/console/requests/{id}`."""
     good: str = ""
     """Of a badge: the value that is as it should be."""
-    missing: str = "–"
+    missing: str = NONE
     """What stands for none."""
     beside: bool = False
     """On pages in one cell with the one before it, after a comma."""
@@ -301,7 +303,7 @@ class Resource(Generic[R]):
     """A noun. Rows have names beside ids wherever they are shown."""
 
     name: str
-    """In the singular: its command group."""
+    """In the singular: its command group, and the name of its path's parameter."""
     plural: str
     """Its address: `/admin/v1/<plural>`, `/console/<plural>`."""
     title: str
@@ -321,6 +323,8 @@ class Resource(Generic[R]):
     description: str = ""
     key_of: Callable[[R], SortKey] | None = None
     """A row's values of `order`; None: its attributes of these names."""
+    noun: str = ""
+    """What people call it, where that is not its name."""
     command: str = "list"
     group_help: str = ""
     command_help: str = ""
@@ -353,7 +357,7 @@ class Resource(Generic[R]):
 
     @property
     def article(self) -> str:
-        return "an" if self.name[0] in "aeiou" else "a"
+        return "an" if (self.noun or self.name)[0] in "aeiou" else "a"
 
     @property
     def path(self) -> str:

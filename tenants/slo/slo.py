@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tenants.slo.target import Slo
 from tenants.types import Tier
 
-METRICS = ("ttft", "tpot", "e2e")
 PERIOD_DAYS = 30
 SPAN_S = 300
 """Granularity of the windows."""
@@ -41,32 +41,6 @@ ALERTS = (
 WINDOWS_S = tuple(sorted({seconds for alert in ALERTS for seconds in (alert.short_s, alert.long_s)}))
 DEFAULT_LEAST_MISSES = 10
 """In an alert's long window. With fewer it does not fire, which is the workbook's warning of low traffic."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    slo_id: str
-    tenant_id: str
-    """Empty: the default of tenants without a target of their own for that tier and metric."""
-    tier: Tier
-    metric: str
-    target_us: int
-    per_mille: int
-    """Share of requests that must meet it, in thousandths."""
-
-    @property
-    def target_s(self) -> float:
-        return self.target_us / 1e6
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "id": self.slo_id,
-            "tenant_id": self.tenant_id or None,
-            "tier": self.tier.value,
-            "metric": self.metric,
-            "target_s": self.target_s,
-            "percentile": self.per_mille / 10,
-        }
 
 
 class SloBook:

@@ -19,14 +19,13 @@ from tenants.slo.slo import (
     SPAN_S,
     WINDOWS_S,
     Missed,
-    Slo,
     SloTally,
     window_since_s,
 )
+from tenants.slo.target import Slo, of_row
 from tenants.storage.database import Database
 from tenants.storage.tables import slo_causes, slo_counts, slo_misses, slos
 from tenants.storage.upserts import add_counts, insert
-from tenants.types import Tier
 
 MAX_MISSES = 1_000_000
 MAX_PURGED = 20_000
@@ -50,17 +49,7 @@ def slos_where(connection: Connection, *conditions: Any, most: int | None = None
     """Targets by tenant, tier and metric, at most `most`."""
     in_order = (slos.c.tenant_id, slos.c.tier, slos.c.metric)
     query = select(slos).where(*conditions).order_by(*in_order).limit(most)
-    return [
-        Slo(
-            row["id"],
-            row["tenant_id"],
-            Tier(row["tier"]),
-            row["metric"],
-            row["target_us"],
-            row["per_mille"],
-        )
-        for row in connection.execute(query).mappings()
-    ]
+    return [of_row(dict(row)) for row in connection.execute(query).mappings()]
 
 
 def binding(connection: Connection, tenant_id: str) -> list[Slo]:
@@ -237,17 +226,3 @@ def misses(connection: Connection, conditions: Sequence[Any], most: int) -> list
         )
         for row in connection.execute(query.limit(most)).mappings()
     ]
-
-
-def insert_slo(connection: Connection, slo: Slo, now_us: int) -> None:
-    connection.execute(
-        insert(connection, slos).values(
-            id=slo.slo_id,
-            tenant_id=slo.tenant_id,
-            tier=slo.tier.value,
-            metric=slo.metric,
-            target_us=slo.target_us,
-            per_mille=slo.per_mille,
-            created_us=now_us,
-        )
-    )

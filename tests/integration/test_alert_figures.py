@@ -10,7 +10,7 @@ from sqlalchemy import insert
 
 from gateway.alerts.look import AlertFigures
 from gateway.gateway import Gateway
-from tenants.admin.commands import KeyCreate, LimitSet, SloSet
+from tenants.admin.commands import KeyCreate, LimitSet
 from tenants.counts import calibration
 from tenants.counts import refusal_store as refusals
 from tenants.counts.calibration import CalibrationKey, KeptCount
@@ -20,6 +20,7 @@ from tenants.outbox.kinds import BY_SUBJECT
 from tenants.slo import store as slo_store
 from tenants.slo.slo import SloTally
 from tenants.slo.store import CountKey
+from tenants.slo.target import SloSet
 from tenants.storage.flushes import Flush
 from tenants.storage.tables import audit_checkpoints
 from tests.support.gateway_app import MODEL, OWNER, gateway_app

@@ -22,10 +22,11 @@ from sqlalchemy import create_engine, select
 from ops.cli.main import cli
 from tenants.admin.admin import Admin
 from tenants.admin.audit import LINK, Actor
-from tenants.admin.commands import KeyCreate, LimitSet, SloSet, TenantCreate
+from tenants.admin.commands import KeyCreate, LimitSet, TenantCreate
 from tenants.admin.transaction import Transactions
 from tenants.admin.webhooks import WebhookAdd
 from tenants.people.person import PersonInvite
+from tenants.slo.target import SloSet
 from tenants.storage import tables
 from tenants.storage.database import open_database
 from tests.e2e.test_authorisation import RULES
@@ -255,7 +256,7 @@ async def audited_app(sqlite_url: str, tmp_path: Path) -> AsyncIterator[AuditedA
             "project": key.project_id,
             "key": key.key_id,
             "limit": limit.limit_id,
-            "slo": slo.slo_id,
+            "slo": slo.id,
             "webhook": webhook.webhook_id,
             "person": "cy",
             "replica": "away",

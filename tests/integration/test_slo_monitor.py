@@ -16,12 +16,12 @@ from gateway.explain.slo_monitor import Compared, PoolLoad, SloMonitor
 from gateway.explain.timeline_writer import TimelineWriter
 from gateway.statistics import MEMORY
 from tenants.admin.admin import Admin
-from tenants.admin.commands import SloSet
 from tenants.admin.transaction import Transactions
 from tenants.ledger import timelines as stored
 from tenants.outcomes import RequestOutcome
 from tenants.resources.misses import MISSES, MissQuery
 from tenants.resources.reading import read_page
+from tenants.slo.target import SloSet
 from tenants.storage.database import Database, open_database
 from tenants.types import Tier
 

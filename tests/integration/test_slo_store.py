@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 
 from tenants.admin.admin import Admin
-from tenants.admin.commands import SloSet, TenantCreate
+from tenants.admin.commands import TenantCreate
 from tenants.admin.transaction import Transactions
 from tenants.errors import Invalid, NotFound
 from tenants.ledger import timelines
 from tenants.ledger.timelines import StoredTimeline
 from tenants.resources.misses import MISSES, MissQuery
 from tenants.resources.reading import read_page
+from tenants.resources.slos import SLOS, SloQuery
 from tenants.slo import store as slo_store
 from tenants.slo.slo import DAY_S, SPAN_S, Missed, SloTally
 from tenants.slo.store import CountKey
+from tenants.slo.target import Slo, SloSet
 from tenants.storage.database import Database
 from tenants.types import Tier
 from tests.support.audited import audited
@@ -25,6 +27,10 @@ NOW_S = 1_700_000_130.0
 @pytest.fixture
 def admin(database: Database, pepper: bytes) -> Admin:
     return Admin(Transactions(database, pepper, clock=lambda: NOW_S))
+
+
+async def all_slos(admin: Admin, tenant: str | None = None) -> list[Slo]:
+    return (await read_page(admin, SLOS, SloQuery(tenant=tenant))).rows
 
 
 def _missed(request_id: str, cause: str, at_s: float = NOW_S, tenant_id: str = "ten_a") -> Missed:
@@ -43,15 +49,15 @@ async def test_setting_a_target_again_replaces_it_and_every_act_is_audited(
     )
     own = await admin.slos.set("test", SloSet(tier="standard", metric="ttft", target_s=0.2, tenant="acme"))
 
-    assert again.slo_id == first.slo_id
-    assert [(each.tenant_id, each.target_us, each.per_mille) for each in await admin.slos.all()] == [
+    assert again.id == first.id
+    assert [(each.tenant_id, each.target_us, each.per_mille) for each in await all_slos(admin)] == [
         ("", 400_000, 999),
         (tenant.tenant_id, 200_000, 950),
     ]
-    assert [each.slo_id for each in await admin.slos.all("acme")] == [own.slo_id]
-    await admin.slos.remove("test", own.slo_id)
+    assert [each.id for each in await all_slos(admin, "acme")] == [own.id]
+    await admin.slos.remove("test", own.id)
     with pytest.raises(NotFound):
-        await admin.slos.remove("test", own.slo_id)
+        await admin.slos.remove("test", own.id)
     rows = await audited(admin)
     assert [row.action for row in rows][-4:] == ["slo.set", "slo.set", "slo.set", "slo.remove"]
     assert rows[-3].before == first.as_json()

@@ -3,114 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.administer import actor, administer, named_list, named_one
-from ops.cli.base import answer, group
-from ops.cli.resource_commands import add_to
+from ops.cli.administer import administer
+from ops.cli.base import answer
+from ops.cli.resource_commands import groups
 from ops.reporting import table
-from tenants.admin.commands import SloSet
 from tenants.resources.misses import MISSES
-from tenants.slo.slo import METRICS, PERIOD_DAYS, Slo, SloReport
+from tenants.resources.slos import SLOS
+from tenants.slo.slo import PERIOD_DAYS, SloReport
 from tenants.types import Tier
 
-if TYPE_CHECKING:
-    pass
-
-CAUSES = ("request", "quota", "capacity", "scheduling", "gateway", "fault", "client", "unknown")
 TIERS = [tier.value for tier in Tier]
 
 
-@group()
-def slo() -> None:
-    """Targets of a tier or a tenant, error budgets, and the causes of misses.
-
-    \b
-      fairgate slo set --tier interactive --metric ttft --target 0.5 --percentile 95
-      fairgate slo set --tier interactive --metric ttft --target 0.3 --tenant acme
-      fairgate slo list
-      fairgate slo report --tenant acme
-      fairgate slo misses --cause scheduling --from 24h
-      fairgate slo remove slo_…
-    """
-
-
-@slo.command(name="set")
-@click.option("--tier", type=click.Choice(TIERS), required=True, help="Whose requests it binds.")
-@click.option(
-    "--metric",
-    type=click.Choice(METRICS),
-    required=True,
-    help="ttft: arrival to first token; tpot: per further token; e2e: arrival to last token.",
-)
-@click.option("--target", "target_s", type=click.FloatRange(0, min_open=True), required=True, help="Seconds.")
-@click.option(
-    "--percentile",
-    type=click.FloatRange(1, 100),
-    default=95.0,
-    show_default=True,
-    help="Per cent of the requests that must meet it; the rest is the error budget.",
-)
-@click.option("--tenant", help="Only this tenant's (name or id); then the tier's does not bind it.")
-def set_(**options: Any) -> None:
-    """Sets a target; the same tenant, tier and metric are replaced, and what was counted stays.
-
-    \b
-    --json answers:
-      {"id": "slo_…", "tenant_id": null, "tenant": null, "tier": "interactive", "metric": "ttft",
-       "target_s": 0.5, "percentile": 95.0}
-    """
-    wanted = SloSet(**options)
-    made, shown = named_one(lambda admin: admin.slos.set(actor(), wanted), Slo.as_json)
-    whose = f"of {wanted.tenant} " if wanted.tenant else ""
-    answer(
-        shown,
-        f"target {made.slo_id} set: {wanted.metric} within {wanted.target_s:g} s for {wanted.percentile:g} %"
-        f" of the requests {whose}in tier {wanted.tier}",
-    )
-
-
-@slo.command(name="list")
-@click.option("--tenant", help="Only those that bind this tenant.")
-def list_(tenant: str | None) -> None:
-    """Lists targets.
-
-    \b
-    --json answers:
-      [{"id": "slo_…", "tenant_id": null, "tenant": null, "tier": "interactive", "metric": "ttft",
-        "target_s": 0.5, "percentile": 95.0}, …]
-    """
-    targets, shown = named_list(lambda admin: admin.slos.all(tenant), Slo.as_json)
-    rows = [
-        (
-            target.slo_id,
-            named["tenant"] or target.tenant_id or "every tenant",
-            target.tier.value,
-            target.metric,
-            f"{target.target_s:g} s",
-            f"{target.per_mille / 10:g} %",
-        )
-        for target, named in zip(targets, shown, strict=True)
-    ]
-    answer(
-        shown,
-        lambda: table("targets", ("id", "binds", "tier", "metric", "within", "of requests"), rows),
-    )
-
-
-@slo.command()
-@click.argument("slo_id")
-def remove(slo_id: str) -> None:
-    """Removes a target.
-
-    \b
-    --json answers:
-      {"id": "slo_…", "removed": true}
-    """
-    administer(lambda admin: admin.slos.remove(actor(), slo_id))
-    answer({"id": slo_id, "removed": True}, f"target {slo_id} removed")
+slo = groups((SLOS, MISSES))["slo"]
 
 
 @slo.command()
@@ -152,9 +60,6 @@ def report(tenant: str | None, tier: str | None) -> None:
                     )
 
     answer([report.as_json() for report in reports], text)
-
-
-add_to(slo, MISSES)
 
 
 def _row(each: SloReport) -> Sequence[object]:

@@ -28,7 +28,8 @@ from tenants.admin.cursor import Page
 from tenants.errors import Invalid
 from tenants.ledger.rows import LedgerRow
 from tenants.outcomes import Cause
-from tenants.slo.slo import DAY_S, Slo, SloReport, SloTally, burning
+from tenants.slo.slo import DAY_S, SloReport, SloTally, burning
+from tenants.slo.target import Slo
 from tenants.types import Amounts, Tier
 from tests.unit.gateway.test_error_mapping import CASES
 

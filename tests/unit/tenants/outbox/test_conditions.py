@@ -11,7 +11,8 @@ from tenants.outbox import conditions, kinds, limit_conditions
 from tenants.outbox.conditions import ExpiringKey, Kept
 from tenants.outbox.limit_conditions import SoftEvent
 from tenants.quota.store import LimitState
-from tenants.slo.slo import ALERTS, DAY_S, WINDOWS_S, Slo, SloTally
+from tenants.slo.slo import ALERTS, DAY_S, WINDOWS_S, SloTally
+from tenants.slo.target import Slo
 from tenants.types import Limit, LimitMode, Meter, SubjectKind, Tier, Window
 
 US = 1_000_000

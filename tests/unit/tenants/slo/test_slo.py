@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tenants.slo.slo import ALERTS, SPAN_S, Slo, SloBook, SloTally, burning
+from tenants.slo.slo import ALERTS, SPAN_S, SloBook, SloTally, burning
+from tenants.slo.target import Slo
 from tenants.types import Tier
 
 NOW_S = 1_700_000_130.0

@@ -1,0 +1,144 @@
+"""Latency targets: of a tier, or of one tenant in a tier."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from sqlalchemy import Connection
+
+from tenants.admin.admin import Admin
+from tenants.admin.cursor import PAGES, SortKey, beyond
+from tenants.admin.slos import find_slo
+from tenants.directory import queries
+from tenants.people.roles import Act
+from tenants.resources.resource import (
+    ActCall,
+    ActDone,
+    Filter,
+    Form,
+    Kind,
+    ListQuery,
+    PageRequest,
+    Resource,
+    ResourceAct,
+    Shown,
+)
+from tenants.slo import store
+from tenants.slo.target import METRICS, Slo, SloSet
+from tenants.storage.tables import slos
+
+ORDER = (slos.c.tenant_id, slos.c.tier, slos.c.metric)
+
+
+class SloQuery(ListQuery, frozen=True):
+    """Which targets. None: any."""
+
+    tenant: Annotated[str | None, Filter(kind=Kind.TENANT, help="Only those that bind this tenant.")] = None
+
+
+def _read(connection: Connection, request: PageRequest) -> tuple[list[Slo], SortKey | None]:
+    after = request.after
+    if request.query.tenant is None:
+        beyond_it = [] if after is None else [beyond(ORDER, after)]
+        return store.slos_where(connection, *beyond_it, most=request.most), None
+    tenant_id = queries.find_tenant(connection, request.query.tenant).tenant_id
+    binding = sorted(store.binding(connection, tenant_id), key=SLOS.sort_key)
+    return [slo for slo in binding if after is None or SLOS.sort_key(slo) > after], None
+
+
+async def _set(admin: Admin, call: ActCall) -> ActDone:
+    made = (await admin.slos.set(call.actor, call.command, if_match=call.if_match)).as_json()
+    return ActDone(made, made)
+
+
+async def _remove(admin: Admin, call: ActCall) -> ActDone:
+    return ActDone(
+        (await admin.slos.remove(call.actor, call.reference, if_match=call.if_match)).as_json(), None
+    )
+
+
+SLOS = Resource(
+    name="slo",
+    plural="slos",
+    noun="target",
+    title="Targets",
+    record=Slo,
+    query=SloQuery,
+    read=_read,
+    order=ORDER,
+    key_of=lambda slo: (slo.tenant_id, slo.tier.value, slo.metric),
+    as_json=Slo.as_json,
+    find=lambda connection, reference, tenant: find_slo(connection, reference),
+    scope="admin:read",
+    act=Act.READ_PLATFORM,
+    summary="List targets, all of them or those that bind one tenant",
+    description=PAGES,
+    has_page=False,
+    is_whole=True,
+    shown=(
+        Shown("id", "Id"),
+        Shown("tenant", "Binds", Form.TENANT, missing="every tenant"),
+        Shown("tier", "Tier"),
+        Shown("metric", "Metric"),
+        Shown("target_s", "Within", Form.SECONDS),
+        Shown("percentile", "Of requests", Form.PERCENT),
+    ),
+    acts=(
+        ResourceAct(
+            "slo.set",
+            _set,
+            command=SloSet,
+            scope="admin:write",
+            act=Act.CHANGE_PLATFORM,
+            status=201,
+            summary="Set a target",
+            description="Of a tier, or of one tenant in a tier, whose own target then counts instead. The"
+            " same tenant, tier and metric are replaced; what was counted stays. `metric`:"
+            f" {', '.join(METRICS)}.",
+            command_help="""Sets a target; the same tenant, tier and metric are replaced, and counts stay.
+
+    \b
+    --json answers:
+      {"id": "slo_…", "tenant_id": null, "tenant": null, "tier": "interactive", "metric": "ttft",
+       "target_s": 0.5, "percentile": 95.0}
+    """,
+            words=lambda slo: (
+                f"target {slo['id']} set: {slo['metric']} within {slo['target_s']:g} s for"
+                f" {slo['percentile']:g} % of the requests"
+                f" {'of ' + slo['tenant'] + ' ' if slo['tenant'] else ''}in tier {slo['tier']}"
+            ),
+        ),
+        ResourceAct(
+            "slo.remove",
+            _remove,
+            method="DELETE",
+            path="/{reference}",
+            scope="admin:write",
+            act=Act.CHANGE_PLATFORM,
+            summary="Remove a target",
+            command_help="""Removes a target.
+
+    \b
+    --json answers what `slo set` does.
+    """,
+            words=lambda slo: f"target {slo['id']} removed",
+        ),
+    ),
+    group_help="""Targets of a tier or a tenant, error budgets, and the causes of misses.
+
+    \b
+      fairgate slo set --tier interactive --metric ttft --target 0.5 --percentile 95
+      fairgate slo set --tier interactive --metric ttft --target 0.3 --tenant acme
+      fairgate slo list
+      fairgate slo report --tenant acme
+      fairgate slo misses --cause scheduling --from 24h
+      fairgate slo remove slo_…
+    """,
+    command_help="""Lists targets.
+
+    \b
+    --json answers:
+      [{"id": "slo_…", "tenant_id": null, "tenant": null, "tier": "interactive", "metric": "ttft",
+        "target_s": 0.5, "percentile": 95.0}, …]
+    """,
+)
