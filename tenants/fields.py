@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -25,12 +25,17 @@ class Field:
     option: str = ""
     """On the command line; empty: the name with dashes."""
     choices: tuple[str, ...] = ()
-    schema: Mapping[str, Any] | None = None
+    schema: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Further keywords of JSON Schema: bounds and forms, from the constants that check them."""
     is_duration: bool = False
     """Seconds, on the command line as a duration such as 30m."""
     is_secret: bool = False
     """Never shown again, nor kept."""
+
+    @property
+    def json_schema(self) -> dict[str, Any]:
+        """Its keywords, with the choices."""
+        return {**self.schema, **({"enum": [*map(str, self.choices)]} if self.choices else {})}
 
 
 class CommandField(NamedTuple):

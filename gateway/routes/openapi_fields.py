@@ -175,8 +175,7 @@ def annotate(schemas: dict[str, Any], structs: Iterable[type[msgspec.Struct]]) -
     """Completes bodies by what their fields declare."""
     for struct in structs:
         for one in fields_of(struct):
-            known = dict(one.field.schema or {}) | (one_of(one.field.choices) if one.field.choices else {})
-            narrow(schemas[struct.__name__]["properties"][one.name], known)
+            narrow(schemas[struct.__name__]["properties"][one.name], one.field.json_schema)
 
 
 def complete(schemas: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Steps for limits and targets. Pure."""
+"""Steps for limits. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from tenants.admin import validation
 from tenants.admin.commands import LimitSet
-from tenants.config_file.document import ConfigInvalid, ConfigLimit, ConfigTarget, Place
+from tenants.config_file.base import ConfigInvalid, Place
+from tenants.config_file.document import ConfigLimit
 from tenants.config_file.state import EACH_END_USER, PLATFORM_LIMIT, TENANT_LIMIT, SubjectName
 from tenants.config_file.steps import ConfigStep, NamedOnce, differences, standing_at
 from tenants.directory.records import limit_as_json, limit_from
-from tenants.slo.target import Slo, SloSet, draft_of
 from tenants.types import PLATFORM, Limit, SubjectKind
 
 LimitName = tuple[SubjectName, str, str, str, str, int]
@@ -105,42 +105,6 @@ def _steps_of(
     changes = differences(before, limit_as_json(after))
     if changes:
         yield ConfigStep("limit.set", what, at, command, changes, tenant)
-
-
-def target_steps(
-    tenant: str, wanted: Sequence[ConfigTarget], there: Iterable[Slo], place: Place
-) -> Iterator[ConfigStep]:
-    """Steps for one tenant's targets, or (tenant '') for the default ones."""
-    seen, old = NamedOnce(), {(target.tier.value, target.metric): target for target in there}
-    for number, part in enumerate(wanted):
-        at = (*place, number)
-        seen.add((part.tier, part.metric), f"the target of {part.metric} in tier {part.tier}", at)
-        before = old.get((part.tier, part.metric))
-        what = described_target(tenant, part.tier, part.metric)
-        was = None if before is None else before.as_json()
-        if part.state == "absent":
-            if before is not None:
-                yield ConfigStep("slo.remove", what, at, None, differences(was, None), tenant, before.id)
-            continue
-        if part.target_s is None:
-            raise ConfigInvalid((*at, "target_s"), "is missing: say within how many seconds")
-        command = SloSet(
-            tier=part.tier,
-            metric=part.metric,
-            target_s=part.target_s,
-            percentile=part.percentile,
-            tenant=tenant or None,
-        )
-        with standing_at(at):
-            after = draft_of(command)
-        changes = differences(was, after.as_json())
-        if changes:
-            yield ConfigStep("slo.set", what, at, command, changes, tenant)
-
-
-def described_target(tenant: str, tier: str, metric: str) -> str:
-    """`acme: target ttft in tier interactive`."""
-    return f"{tenant or 'all tenants'}: target {metric} in tier {tier}"
 
 
 def _subject(tenant: str, part: ConfigLimit, at: Place) -> SubjectName:

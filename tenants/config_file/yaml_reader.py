@@ -16,7 +16,8 @@ from msgspec.inspect import ListType, LiteralType, Metadata, StructType, Type, U
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from tenants.config_file.document import ConfigInvalid, Configuration, Place, as_text
+from tenants.config_file.base import ConfigInvalid, Place, as_text
+from tenants.config_file.document import Configuration
 
 MAX_FILE_BYTES = 4 * 2**20
 MAX_DEPTH = 20

@@ -299,6 +299,31 @@ class ResourceAct:
 
 
 @dataclass(frozen=True)
+class Document(Generic[R]):
+    """How a noun stands in the configuration file: a section of parts, each the fields of a command."""
+
+    section: str
+    part_name: str
+    """In the file's schema."""
+    noun: str
+    command: type[msgspec.Struct]
+    """Of the act that sets one; its field `tenant` is the tenant that the part stands in."""
+    names: tuple[str, ...]
+    """Fields that tell one part from another."""
+    what: str
+    """One part for people: `target {metric} in tier {tier}`."""
+    rows: Callable[[Connection], list[R]]
+    draft: Callable[[Any], R]
+    """What the command would make, without id. Raises `Invalid`."""
+    order: Callable[[R], Any]
+    set: str
+    """The act's name."""
+    remove: str
+    of_platform: bool = True
+    of_tenants: bool = False
+
+
+@dataclass(frozen=True)
 class Resource(Generic[R]):
     """A noun. Rows have names beside ids wherever they are shown."""
 
@@ -338,6 +363,8 @@ class Resource(Generic[R]):
     is_whole: bool = False
     """Its command lists all there are, as a JSON list without pages."""
     acts: tuple[ResourceAct, ...] = ()
+    document: Document[R] | None = None
+    """None: it stands in no configuration file, or in a section of its own making."""
     file: tuple[str, ...] = ()
     """Columns of the list as a CSV file; empty: it has none."""
     has_page: bool = True

@@ -14,6 +14,7 @@ from tenants.people.roles import Act
 from tenants.resources.resource import (
     ActCall,
     ActDone,
+    Document,
     Filter,
     Form,
     Kind,
@@ -24,8 +25,9 @@ from tenants.resources.resource import (
     Shown,
 )
 from tenants.slo import store
-from tenants.slo.target import METRICS, Slo, SloSet
+from tenants.slo.target import METRICS, Slo, SloSet, draft_of
 from tenants.storage.tables import slos
+from tenants.types import Tier
 
 ORDER = (slos.c.tenant_id, slos.c.tier, slos.c.metric)
 
@@ -123,6 +125,20 @@ SLOS = Resource(
     """,
             words=lambda slo: f"target {slo['id']} removed",
         ),
+    ),
+    document=Document(
+        section="targets",
+        part_name="ConfigTarget",
+        noun="target",
+        command=SloSet,
+        names=("tier", "metric"),
+        what="target {metric} in tier {tier}",
+        rows=store.slos_where,
+        draft=draft_of,
+        order=lambda slo: (list(Tier).index(slo.tier), METRICS.index(slo.metric)),
+        set="slo.set",
+        remove="slo.remove",
+        of_tenants=True,
     ),
     group_help="""Targets of a tier or a tenant, error budgets, and the causes of misses.
 

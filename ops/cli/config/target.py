@@ -93,8 +93,8 @@ def _administer(
 ) -> dict[str, Any]:
     from gateway.cluster.policy_check import checked_policy
     from tenants.admin.platform.policy import StoredPolicy
+    from tenants.config_file.base import ConfigInvalid
     from tenants.config_file.config_file import ConfigFile
-    from tenants.config_file.document import ConfigInvalid
     from tenants.config_file.plan import PlanTerms
     from tenants.errors import PreconditionFailed
     from tenants.storage.database import open_database
@@ -173,7 +173,7 @@ class InstalledServer(Installed):
 
 def _refusal(error: dict[str, Any], file: ConfigFileText | None) -> str:
     """What the server refuses, with the line of the file where the error names a place."""
-    from tenants.config_file.document import as_text, place_of
+    from tenants.config_file.base import as_text, place_of
 
     message, place = str(error["message"]), place_of(str(error.get("param") or ""))
     if file is None or not place or place[0] not in file.lines.inside:
