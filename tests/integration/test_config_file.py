@@ -27,6 +27,7 @@ from tenants.directory import queries
 from tenants.directory.directory import Directory
 from tenants.errors import PreconditionFailed
 from tenants.pricing.pricing import DEFAULT_MULTIPLIERS
+from tenants.resources.all import RESOURCES
 from tenants.storage import tables
 from tenants.storage.database import Database, open_database
 from tests.support.config_files import FULL, acts_since

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ops.cli.administer import actor, administer
-from ops.cli.base import Failure, settings_now
+from ops.cli.base import Failure, served_resources, settings_now
 
 if TYPE_CHECKING:
     from tenants.admin.admin import Admin
@@ -105,6 +105,7 @@ def _administer(
         settings.tier_multipliers,
         StoredPolicy(policy.name, policy.options.changed()),
         lambda wanted: checked_policy(wanted, policy.options),
+        served_resources(),
     )
 
     async def run(admin: Admin) -> dict[str, Any]:
@@ -190,7 +191,7 @@ def read_config(path: Path) -> ConfigFileText:
 
     try:
         with path.open("rb") as opened:
-            return read_file(opened.read(MAX_FILE_BYTES + 1))
+            return read_file(opened.read(MAX_FILE_BYTES + 1), served_resources())
     except OSError as error:
         raise Failure(f"{path} cannot be read: {error.strerror}") from None
     except BadFile as error:
