@@ -90,6 +90,12 @@ def _declared(hint: Any) -> tuple[Field, type]:
     return given, get_origin(hint) or hint
 
 
+def without_secrets(record: Any) -> dict[str, Any]:
+    """A dataclass as JSON, without the fields whose annotation says that they are secret."""
+    hints = get_type_hints(type(record), include_extras=True)
+    return {name: getattr(record, name) for name, hint in hints.items() if not _declared(hint)[0].is_secret}
+
+
 def command_of(command: type[C], given: Mapping[str, Any]) -> C:
     """The command from fields as typed, in which an empty text stands for a field that is left out. Raises
     `Invalid` for the first field that is missing or of another kind."""

@@ -80,7 +80,7 @@ def _command(document: Document[Any], part: Any, tenant: str, at: Place) -> Any:
     for one in msgspec.structs.fields(document.command):
         value = (tenant or None) if one.name == "tenant" else getattr(part, one.name)
         if value is None and one.required:
-            raise ConfigInvalid((*at, one.name), f"is missing: the {document.noun} has no default for it")
+            raise ConfigInvalid((*at, one.name), "is missing, and has no default")
         values[one.name] = value
     return document.command(**values)
 

@@ -18,6 +18,7 @@ from sqlalchemy.sql import ColumnElement
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
 from tenants.admin.cursor import SortKey
+from tenants.admin.table_noun import TableNoun
 from tenants.admin.transaction import IfMatch
 from tenants.people.roles import Act
 from tenants.types import SCOPES
@@ -305,7 +306,6 @@ class Document(Generic[R]):
     section: str
     part_name: str
     """In the file's schema."""
-    noun: str
     command: type[msgspec.Struct]
     """Of the act that sets one; its field `tenant` is the tenant that the part stands in."""
     names: tuple[str, ...]
@@ -321,6 +321,36 @@ class Document(Generic[R]):
     remove: str
     of_platform: bool = True
     of_tenants: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        noun: TableNoun[R],
+        command: type[msgspec.Struct],
+        names: tuple[str, ...],
+        what: str,
+        *,
+        section: str = "",
+        part_name: str = "",
+        order: Callable[[R], Any] | None = None,
+        of_platform: bool = True,
+        of_tenants: bool = False,
+    ) -> Document[R]:
+        """Of a noun with a table of its own, in its order."""
+        return cls(
+            section or noun.words,
+            part_name or f"Config{noun.name.capitalize()}",
+            command,
+            names,
+            what,
+            noun.rows,
+            noun.draft,
+            order or (lambda row: tuple(noun.as_row(row)[column.name] for column in noun.order)),
+            f"{noun.name}.set",
+            f"{noun.name}.remove",
+            of_platform,
+            of_tenants,
+        )
 
 
 @dataclass(frozen=True)
