@@ -17,10 +17,9 @@ from tenants.admin.transaction import Transactions
 from tenants.people.person import PersonInvite
 from tenants.storage.database import create_sql_engine, open_database
 from tenants.storage.tables import audit
-from tests.integration.test_query_plans import fold_all
 from tests.support.console import Browser
 from tests.support.gateway_app import PEPPER, gateway_app
-from tests.support.many_requests import Sizes, fill
+from tests.support.many_requests import Sizes, fill, fold_all
 
 SIZES = Sizes(requests=15_000, tenants=200, keys=400)
 BY_KEY_AND_DAY = "/console/usage?group=tenant&then=key&window=day"

@@ -33,7 +33,7 @@ from tenants.counts.minute_store import (
     FlowMinute,
     MinutesCounted,
 )
-from tenants.errors import DatabaseUnavailable, Invalid, NotFound
+from tenants.errors import DatabaseUnavailable, Invalid
 from tenants.storage.database import Database
 from tenants.storage.flushes import Flush
 from tenants.storage.tables import engine_minutes, flow_minutes
@@ -169,17 +169,6 @@ async def test_what_cannot_be_asked_is_named(admin: Admin, field: str, wanted: d
     with pytest.raises(Invalid) as caught:
         await admin.flow.page(**wanted)
     assert caught.value.field == field
-
-
-async def test_a_cursor_of_another_filter_or_list_is_refused(database: Database, admin: Admin) -> None:
-    await _add(database, "gw-1", _counted(5, 3))
-    cursor = (await admin.flow.page(limit=1)).next_cursor
-    for wanted in (admin.flow.page(cursor=cursor, window="hour"), admin.flow.page_engines(cursor=cursor)):
-        with pytest.raises(Invalid) as caught:
-            await wanted
-        assert caught.value.field == "cursor"
-    with pytest.raises(NotFound):
-        await admin.flow.page(tenant="nobody")
 
 
 async def test_old_minutes_are_purged_an_hour_at_a_time(database: Database, admin: Admin) -> None:
