@@ -7,7 +7,7 @@ checked list is the one piece of the answer; no output token is counted. Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,9 +15,9 @@ import msgspec
 from gateway.upstream.base import RequestTask, Wording
 from gateway.upstream.lease_buffer import BufferedChunk
 from gateway.upstream.openai.response import MAX_COUNT, NOT_JSON, Chunk, Garbage, StreamError, Usage, said
+from gateway.upstream.openai.response_reader import WholeResponse
 from gateway.upstream.openai.token_count import TokenCount
 
-MAX_ANSWER_BYTES = 32 * 2**20
 NUMBERS = b"0123456789+-.eE, \t\r\n"
 BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="
 
@@ -54,48 +54,23 @@ _vectors = msgspec.json.Decoder(_Vectors)
 _scores = msgspec.json.Decoder(_Scores)
 
 
-class VectorsResponse:
-    """Implements `ResponseReader` for one JSON body of an endpoint without output tokens."""
+class VectorsResponse(WholeResponse):
+    """Reads the JSON body of an endpoint without output tokens."""
 
-    content_type = "application/json"
-    is_whole = True
-    is_overrun = False
-    finish_word = ""
-    fingerprint = ""
+    max_bytes = 32 * 2**20
 
     def __init__(self, wording: Wording) -> None:
-        self.count = TokenCount(0, None)
-        self.finish: str | None = None
-        self.choice_fields: dict[str, Any] = {}
-        self.is_complete = False
-        self.fault: Exception | None = None
-        self._body = bytearray()
-        if wording.task is RequestTask.EMBED:
-            self._read: Callable[[bytes], tuple[bytes, _VectorUsage | None]] = lambda body: read_vectors(
-                body, len(wording.fields["input"])
-            )
+        super().__init__(TokenCount(0, None))
+        self._wording = wording
+
+    def _read(self, body: bytes) -> Sequence[BufferedChunk]:
+        fields = self._wording.fields
+        if self._wording.task is RequestTask.EMBED:
+            found, usage = read_vectors(body, len(fields["input"]))
         else:
-            self._read = lambda body: read_scores(body, len(wording.fields["documents"]))
-
-    @property
-    def has_begun(self) -> bool:
-        return bool(self._body) or self.is_complete
-
-    def feed(self, data: bytes) -> Sequence[BufferedChunk]:
-        self._body += data
-        if len(self._body) > MAX_ANSWER_BYTES:
-            self.fault = Garbage(f"its answer is larger than {MAX_ANSWER_BYTES} bytes")
-        return ()
-
-    def close(self) -> Sequence[BufferedChunk]:
-        body, self._body = bytes(self._body), bytearray()
-        try:
-            found, usage = self._read(body)
-            if usage is not None:
-                self.count.saw(Chunk(usage=_usage_of(usage)))
-        except (Garbage, StreamError) as error:
-            self.fault = error
-            return ()
+            found, usage = read_scores(body, len(fields["documents"]))
+        if usage is not None:
+            self.count.saw(Chunk(usage=_usage_of(usage)))
         self.finish = "stop"
         self.is_complete = True
         return [BufferedChunk(0, found.decode(), (), len(body))]
