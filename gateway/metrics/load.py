@@ -119,7 +119,7 @@ class LoadCollector(Collector):
                 kernel = model.attention.partition(":")[0]
                 info.add_metric([replica, kernel, model.forward, model.device, model.dtype], 1)
             if isinstance(upstream, OpenAIUpstream):
-                for kind, number in upstream.contradictions.items():
+                for kind, number in upstream.monitor.contradictions.items():
                     contradictions.add_metric([replica, kind], number)
             if snapshot is None:
                 continue
