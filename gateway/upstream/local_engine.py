@@ -17,7 +17,6 @@ from engine.messages import (
     EngineKnobs,
     Explained,
     Inventory,
-    ModelInfo,
     Ready,
     SequenceState,
     Snapshot,
@@ -90,10 +89,6 @@ class LocalEngine(MovableUpstream):
     @property
     def ready(self) -> Ready | None:
         return self._client.ready
-
-    @property
-    def model(self) -> ModelInfo | None:
-        return self._client.ready.model if self._client.ready is not None else None
 
     @property
     def snapshot(self) -> Snapshot | None:

@@ -28,7 +28,7 @@ from gateway.upstream.base import (
 from gateway.upstream.health.breaker import BreakerRule
 from gateway.upstream.http import connection
 from gateway.upstream.openai import server_sequences
-from gateway.upstream.openai.config import OpenAIServer, PrefixCache, Timeouts
+from gateway.upstream.openai.config import OpenAIServer, PrefixCache
 from gateway.upstream.openai.request import PriorityStyle, UsageWish
 from gateway.upstream.openai.sequence import FULL_BYTES
 from gateway.upstream.openai.upstream import OpenAIUpstream
@@ -949,8 +949,8 @@ async def test_a_whole_answer_of_which_something_came_is_not_repeated(answer: Ha
 
 
 def test_a_whole_answer_may_take_as_long_as_a_slow_stream_of_it() -> None:
-    limits = Timeouts(first_byte_s=120.0, between_s=60.0)
-    assert [limits.whole_s(tokens) for tokens in (1, 64, 65, 512)] == [180.0, 180.0, 240.0, 600.0]
+    server = OpenAIServer("a", "http://a", MODEL, first_byte_s=120.0, between_s=60.0)
+    assert [server.whole_s(tokens) for tokens in (1, 64, 65, 512)] == [180.0, 180.0, 240.0, 600.0]
 
 
 # ---------------------------------------------------------------- health
@@ -1074,8 +1074,8 @@ async def test_a_replica_with_another_model_does_not_join(caplog: pytest.LogCapt
         peer.models = (MODEL,)
         await upstream.probe()
         assert upstream.is_up
-        assert upstream.model is not None
-        assert upstream.model.context_tokens == 1024
+        assert upstream.ready is not None
+        assert upstream.ready.model.context_tokens == 1024
 
 
 async def test_a_server_whose_context_is_not_known_does_not_join() -> None:

@@ -81,7 +81,14 @@ class HttpClient:
             if connection is not None:
                 return connection
             if self.connections < self._max_connections:
-                connection = await self._connect(connect_timeout_s)
+                self._num_connecting += 1
+                try:
+                    connection = await self._connect(connect_timeout_s)
+                except BaseException:
+                    self._num_connecting -= 1
+                    self._wake_one()
+                    raise
+                self._num_connecting -= 1
                 connection.send(request, reader)
                 return connection
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -144,7 +151,6 @@ class HttpClient:
 
     async def _connect(self, timeout_s: float) -> Connection:
         target = self._target
-        self._num_connecting += 1
         try:
             async with asyncio.timeout(timeout_s):
                 _, connection = await asyncio.get_running_loop().create_connection(
@@ -155,24 +161,13 @@ class HttpClient:
                     server_hostname=target.host if target.is_tls else None,
                 )
         except TimeoutError:
-            self._wake_one_after_failure()
             raise ConnectFailed(f"no connection within {timeout_s:g} s") from None
         except ssl.SSLError as error:
-            self._wake_one_after_failure()
             raise ConnectFailed(f"TLS failed: {error.reason}") from None
         except OSError as error:
-            self._wake_one_after_failure()
             raise ConnectFailed(error.strerror or type(error).__name__) from None
-        except BaseException:
-            self._wake_one_after_failure()
-            raise
-        self._num_connecting -= 1
         self._open.add(connection)
         return connection
-
-    def _wake_one_after_failure(self) -> None:
-        self._num_connecting -= 1
-        self._wake_one()
 
     def _wake_one(self) -> None:
         while self._waiting:

@@ -191,7 +191,7 @@ class CapabilityProbe:
 
     @property
     def _timeout_s(self) -> float:
-        return min(self._server.timeouts.first_byte_s, MOST_TRIAL_S)
+        return min(self._server.first_byte_s, MOST_TRIAL_S)
 
     def _set_by_operator(self) -> Capabilities:
         words = {Capability(word) for word in self._server.capabilities}

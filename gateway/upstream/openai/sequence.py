@@ -49,11 +49,8 @@ class SequenceOwner(Protocol):
     ) -> asyncio.Future[bool] | None:
         """Called at begin and end; returns the proof of fault (`UpstreamFailed.proof`)."""
 
-    def contradicted(self, kind: str) -> None:
-        """See `TokenCount.contradiction`."""
-
-    def completed(self, answer: ResponseReader) -> None:
-        """Called with other complete answers."""
+    def counted(self, answer: ResponseReader) -> None:
+        """Called with answers that have come to their end."""
 
     def over(self, sequence: OpenAISequence) -> None:
         """Called once, when all was read."""
@@ -89,8 +86,8 @@ class OpenAISequence:
         self.last_token_s: float | None = None
         self._lease = LeaseBuffer(submit.lease_tokens)
         self._completeness = Completeness(wanted_of(wording))
-        self._timeouts = timeouts = owner.server.timeouts
-        self._first_byte_s = timeouts.whole_s(most_tokens) if answer.is_whole else timeouts.first_byte_s
+        server = owner.server
+        self._first_byte_s = server.whole_s(most_tokens) if answer.is_whole else server.first_byte_s
         """Timeout of the first content; of a whole answer: of the first byte."""
         self._is_cache_told = is_cache_told
         self._counting: asyncio.Task[None] | None = None
@@ -113,7 +110,7 @@ class OpenAISequence:
         """Its reader, or its lease, is so far behind that the server is held up."""
         self._has_first_delta = False
         """The first delta is not taken yet: it goes out before more is read, of which there may be a lot."""
-        self._idle_timeout = IdleTimeout(self._loop, timeouts.connect_s + self._first_byte_s, self._late)
+        self._idle_timeout = IdleTimeout(self._loop, server.connect_s + self._first_byte_s, self._late)
         self._close_timer: asyncio.TimerHandle | None = None
         self._stop_timer: asyncio.TimerHandle | None = None
 
@@ -188,7 +185,7 @@ class OpenAISequence:
         pieces = self.answer.feed(data)
         if pieces or self.answer.has_begun != had_begun:
             # Only content counts: comments, empty events and the later parts of a whole answer bring nothing.
-            self._idle_timeout.wait(self._timeouts.between_s)
+            self._idle_timeout.wait(self._owner.server.between_s)
         self._take(pieces)
         if self.answer.is_overrun:
             self._abort()
@@ -286,10 +283,7 @@ class OpenAISequence:
             self._counted(*counted)
 
     def _counted(self, tokens: int, basis: str) -> None:
-        if contradiction := self.answer.count.contradiction:
-            self._owner.contradicted(contradiction)
-        elif not self.answer.is_overrun:
-            self._owner.completed(self.answer)
+        self._owner.counted(self.answer)
         finish = self.answer.finish
         assert finish is not None
         if finish == "length" and self.most_tokens < self.submit.max_tokens:
@@ -415,7 +409,7 @@ class OpenAISequence:
         if self._connection is not None:
             self._connection.pause() if is_full else self._connection.resume()
         if not self._is_over:
-            self._idle_timeout.wait(self._timeouts.between_s)
+            self._idle_timeout.wait(self._owner.server.between_s)
 
     def _read_on(self) -> None:
         if self._connection is not None and not self.is_held_up:
@@ -425,7 +419,7 @@ class OpenAISequence:
         if self._is_over:
             return
         if self.is_held_up or self._has_first_delta or self._link.waits_there(self.submit.sequence_id):
-            self._idle_timeout = IdleTimeout(self._loop, self._timeouts.between_s, self._late)
+            self._idle_timeout = IdleTimeout(self._loop, self._owner.server.between_s, self._late)
         elif self.answer.finish is not None:
             self._abort()
             self._complete()  # only the end of the response is missing
@@ -437,7 +431,7 @@ class OpenAISequence:
         else:
             self._fail(
                 CallVerdict.FAILED,
-                self._failure("stalled", f"its answer stood still for {self._timeouts.between_s:g} s"),
+                self._failure("stalled", f"its answer stood still for {self._owner.server.between_s:g} s"),
             )
 
     def _abort(self) -> None:

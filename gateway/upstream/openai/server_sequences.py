@@ -149,7 +149,7 @@ class ServerSequences:
 
     async def _send(self, sequence: OpenAISequence, request: bytes) -> None:
         try:
-            connection = await self._client.send(request, sequence, self.server.timeouts.connect_s)
+            connection = await self._client.send(request, sequence, self.server.connect_s)
         except ConnectFailed as error:
             sequence.not_connected(str(error))
         else:
@@ -166,15 +166,15 @@ class ServerSequences:
             self._monitor.trials.doubt()
         return self._monitor.verdict(verdict, reason)
 
-    def contradicted(self, kind: str) -> None:
-        self._monitor.contradicted(kind)
-
     def over(self, sequence: OpenAISequence) -> None:
         self._running.pop(sequence.submit.sequence_id, None)
         self.load.learn(sequence, len(self._running))
 
-    def completed(self, answer: ResponseReader) -> None:
+    def counted(self, answer: ResponseReader) -> None:
         """Learns whether it sends token counts; a response without its end may have lost them."""
+        if contradiction := answer.count.contradiction:
+            self._monitor.contradicted(contradiction)
+            return
         if not answer.is_complete:
             return
         kind = "whole" if answer.is_whole else "stream"

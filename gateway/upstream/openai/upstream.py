@@ -21,7 +21,6 @@ from engine.messages import (
     EngineKnobs,
     Explained,
     Inventory,
-    ModelInfo,
     Ready,
     RunningSequence,
     Snapshot,
@@ -121,10 +120,6 @@ class OpenAIUpstream:
         return None if ready is None else self.link.ready(ready)
 
     @property
-    def model(self) -> ModelInfo | None:
-        return self.monitor.model
-
-    @property
     def capabilities(self) -> Capabilities:
         return self._sequences.capabilities
 
@@ -153,8 +148,8 @@ class OpenAIUpstream:
             "is_drained": self.is_drained,
             "refusal": self._refusal,
             "refusal_code": self.link.refusal_code,
-            "breaker": monitor.breaker_state.value,
-            "retry_in_s": round(monitor.retry_in_s, 3),
+            "breaker": monitor.breaker.state(now()).value,
+            "retry_in_s": round(monitor.breaker.retry_in_s(now()), 3),
             "window": monitor.window(),
             "running": len(self._running),
             "held_up": sum(sequence.is_held_up for sequence in self._running.values()),
@@ -199,7 +194,7 @@ class OpenAIUpstream:
     async def ask(self, path: str, fields: Mapping[str, Any]) -> bytes:
         """The answer to a question beside sequences, a few at a time; its health is not judged by it. Raises
         `CapabilityLost` without such a path, `SequenceRefused`, `UpstreamFailed`."""
-        timeout_s = self.server.timeouts.probe_s
+        timeout_s = self.server.probe_s
         body = encode({**fields, "model": self.server.model})
         try:
             async with asyncio.timeout(timeout_s), self._asked:

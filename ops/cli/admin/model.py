@@ -137,9 +137,9 @@ async def _check() -> Sequence[dict[str, Any]]:
         try:
             await upstream.probe()
             finding["ok"] = upstream.is_up
-            model = upstream.model
+            context_tokens = upstream.ready.model.context_tokens if upstream.ready else 0
             finding["detail"] = upstream.describe()["refusal"] or (
-                f"serves {server.model}, {model.context_tokens if model else 0} tokens of context, prompts"
+                f"serves {server.model}, {context_tokens} tokens of context, prompts"
                 f" {'counted' if server.tokenizer_dir else 'estimated: no tokenizer_dir'}, prefix cache"
                 f" {upstream.describe()['prefix_cache']}"
             )
