@@ -18,11 +18,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gateway.upstream.answer_parts import Garbage
 from gateway.upstream.health import saturation
 from gateway.upstream.http.connection import MAX_HEADER_BYTES, MAX_HEADERS, Connection
 from gateway.upstream.http.sse import EventTooLarge, SseParser
 from gateway.upstream.openai import classify, response
-from gateway.upstream.openai.response import Garbage, StreamError
+from gateway.upstream.openai.response import StreamError
 from gateway.upstream.openai.response_reader import CutShort, StreamedResponse, WholeResponse
 from gateway.upstream.openai.token_count import (
     BYTES_MARGIN_TOKENS,

@@ -16,10 +16,11 @@ import msgspec
 
 from engine.messages import ModelInfo, Ready
 from gateway.background import every
+from gateway.upstream.answer_parts import Garbage
 from gateway.upstream.health import saturation
 from gateway.upstream.health.breaker import Breaker
 from gateway.upstream.health.saturation import Saturation
-from gateway.upstream.http.client import ConnectFailed, FetchFailed, HttpClient
+from gateway.upstream.http.client import HttpClient, HttpFailed
 from gateway.upstream.openai import response
 from gateway.upstream.openai.capability_probe import CapabilityProbe
 from gateway.upstream.openai.classify import CallVerdict
@@ -211,7 +212,7 @@ class ServerMonitor:
         path = server.health_path or MODELS_PATH
         try:
             status, body = await self._client.fetch(path, server.probe_s)
-        except (ConnectFailed, FetchFailed) as error:
+        except HttpFailed as error:
             self._found(f"it does not answer: {error}", None)
             return
         if status in (401, 403):
@@ -224,7 +225,7 @@ class ServerMonitor:
             models = (
                 {server.model: ListedModel(server.model)} if server.health_path else response.models(body)
             )
-        except response.Garbage as error:
+        except Garbage as error:
             self._found(str(error), None)
             return
         found = models.get(server.model)
@@ -247,7 +248,7 @@ class ServerMonitor:
         try:
             status, page = await self._client.fetch(self._server.metrics_path, self._server.probe_s)
             self.seen = saturation.read(page.decode("utf-8", "replace") if status == 200 else "")
-        except (ConnectFailed, FetchFailed):
+        except HttpFailed:
             self.seen = None
         self._notify()
         return self.seen is not None

@@ -8,11 +8,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from gateway.upstream.answer_parts import Garbage
 from gateway.upstream.base import Part
 from gateway.upstream.http.sse import EventTooLarge, SseParser
 from gateway.upstream.lease_buffer import BufferedChunk
 from gateway.upstream.openai import response
-from gateway.upstream.openai.response import DONE, Chunk, Garbage, StreamError
+from gateway.upstream.openai.response import DONE, Chunk, StreamError
 from gateway.upstream.openai.token_count import TokenCount
 
 MAX_UNCOUNTED = 256 * 1024

@@ -13,7 +13,7 @@ from engine.messages import Submit
 from gateway.fair_threads import FairThreads
 from gateway.upstream.base import RequestTask, Wording
 from gateway.upstream.capabilities import Capabilities, Capability
-from gateway.upstream.http.client import ConnectFailed, HttpClient
+from gateway.upstream.http.client import HttpClient, HttpFailed
 from gateway.upstream.openai import request as openai_request
 from gateway.upstream.openai.classify import CallVerdict
 from gateway.upstream.openai.config import OpenAIServer, PrefixCache
@@ -150,7 +150,7 @@ class ServerSequences:
     async def _send(self, sequence: OpenAISequence, request: bytes) -> None:
         try:
             connection = await self._client.send(request, sequence, self.server.connect_s)
-        except ConnectFailed as error:
+        except HttpFailed as error:
             sequence.not_connected(str(error))
         else:
             sequence.connected(connection)

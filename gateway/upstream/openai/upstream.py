@@ -31,7 +31,7 @@ from gateway.fair_threads import FairThreads
 from gateway.upstream.base import CapabilityLost, OnService, UpstreamFailed, UpstreamUnavailable, Wording
 from gateway.upstream.capabilities import Capabilities
 from gateway.upstream.failover_sequence import FailoverSequence
-from gateway.upstream.http.client import ConnectFailed, FetchFailed, HttpClient
+from gateway.upstream.http.client import HttpClient, HttpFailed
 from gateway.upstream.http.target import target_of
 from gateway.upstream.openai.capability_probe import described
 from gateway.upstream.openai.classify import of_refusal
@@ -199,7 +199,7 @@ class OpenAIUpstream:
         try:
             async with asyncio.timeout(timeout_s), self._asked:
                 status, answer = await self._client.post(path, body, timeout_s)
-        except (TimeoutError, ConnectFailed, FetchFailed) as error:
+        except (TimeoutError, HttpFailed) as error:
             raise UpstreamFailed(f"it does not answer {path}: {error}") from None
         if status == 200:
             return answer

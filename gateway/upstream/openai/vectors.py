@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
+from gateway.upstream.answer_parts import Garbage
 from gateway.upstream.base import RequestTask, Wording
 from gateway.upstream.lease_buffer import BufferedChunk
-from gateway.upstream.openai.response import MAX_COUNT, NOT_JSON, Chunk, Garbage, StreamError, Usage, said
+from gateway.upstream.openai.response import MAX_COUNT, NOT_JSON, Chunk, StreamError, Usage, said
 from gateway.upstream.openai.response_reader import WholeResponse
 from gateway.upstream.openai.token_count import TokenCount
 

@@ -10,7 +10,7 @@ import msgspec
 from tenants.admin.cursor import MAX_PAGE
 from tenants.admin.lists.usage import UsageAsked, UsageCommands, UsagePage
 from tenants.directory.names import SHOWN
-from tenants.errors import Invalid, Overloaded
+from tenants.errors import DatabaseUnavailable, Invalid
 from tenants.usage.export import FOCUS_COLUMNS, FORMATS, GROUPS_EXPORTED, text_of
 from tenants.usage.read import COLUMNS
 from tenants.usage.sums import AMOUNTS
@@ -44,7 +44,9 @@ async def _texts(admin: UsageCommands, asked: UsageAsked, form: str, page: Usage
 async def _page(admin: UsageCommands, asked: UsageAsked, cursor: str | None) -> UsagePage:
     page = await admin.read_usage(asked, cursor=cursor, limit=MAX_PAGE)
     if not page.includes_unfolded:
-        raise Overloaded("usage is still being added up, and a file would lack some: repeat it in a minute")
+        raise DatabaseUnavailable(
+            "usage is still being added up, and a file would lack some: repeat it in a minute"
+        )
     return page
 
 

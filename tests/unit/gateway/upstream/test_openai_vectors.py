@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from gateway.upstream.answer_parts import Garbage
 from gateway.upstream.base import RequestTask, Wording
-from gateway.upstream.openai.response import Garbage, StreamError
+from gateway.upstream.openai.response import StreamError
 from gateway.upstream.openai.vectors import VectorsResponse
 
 EMBED = Wording(task=RequestTask.EMBED, fields={"input": ["a", "b"]})
