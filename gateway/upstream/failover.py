@@ -8,9 +8,9 @@ replica.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from gateway.upstream.base import NotBegun, UpstreamFailed
+from gateway.upstream.base import NotBegun, Upstream, UpstreamFailed
 
 MOST_ATTEMPTS = 3
 MOST_OF_REQUESTS_OWN = 2
@@ -21,18 +21,7 @@ AGAIN = frozenset({"closed", "connect"})
 """Failures after which the same server is worth another try."""
 
 
-class Candidate(Protocol):
-    @property
-    def replica_id(self) -> str: ...
-
-    @property
-    def is_up(self) -> bool: ...
-
-    @property
-    def is_drained(self) -> bool: ...
-
-
-AnyReplica = TypeVar("AnyReplica", bound=Candidate)
+AnyReplica = TypeVar("AnyReplica", bound=Upstream)
 
 
 def may_be_requests(error: Exception) -> bool:

@@ -23,8 +23,8 @@ from gateway.upstream.health.saturation import Saturation
 from gateway.upstream.http.client import HttpClient, HttpFailed
 from gateway.upstream.openai import response
 from gateway.upstream.openai.capability_probe import CapabilityProbe
-from gateway.upstream.openai.classify import CallVerdict
 from gateway.upstream.openai.config import OpenAIServer, PrefixCache
+from gateway.upstream.openai.outcome import CallVerdict
 from gateway.upstream.openai.request import MODELS_PATH
 from gateway.upstream.openai.response import ListedModel, one_line, without_secrets
 from gateway.upstream.openai.server_kinds import kind_of_owner
@@ -208,40 +208,38 @@ class ServerMonitor:
 
     async def probe(self) -> None:
         """Checks that the server is there and has the model."""
+        self._found(*await self._looked_for())
+
+    async def _looked_for(self) -> tuple[str, int | None]:
+        """Why it is not used (empty: it is), and the tokens of its model's context."""
         server = self._server
         path = server.health_path or MODELS_PATH
         try:
             status, body = await self._client.fetch(path, server.probe_s)
         except HttpFailed as error:
-            self._found(f"it does not answer: {error}", None)
-            return
+            return f"it does not answer: {error}", None
         if status in (401, 403):
-            self._found(f"it does not take our key ({status}): correct api_key_env", None)
-            return
+            return f"it does not take our key ({status}): correct api_key_env", None
         if status != 200:
-            self._found(f"{path} answers with status {status}", None)
-            return
+            return f"{path} answers with status {status}", None
         try:
             models = (
                 {server.model: ListedModel(server.model)} if server.health_path else response.models(body)
             )
         except Garbage as error:
-            self._found(str(error), None)
-            return
+            return str(error), None
         found = models.get(server.model)
         if found is None:
             known = ", ".join(one_line(each, MAX_NAME_CHARACTERS) for each in sorted(models)[:8]) or "none"
-            self._found(f"it does not have the model {server.model!r}, but {known}", None)
-            return
+            return f"it does not have the model {server.model!r}, but {known}", None
         self.trials.is_of_kind(kind_of_owner(found.owned_by))
         if server.prefix_cache is PrefixCache.AUTO:
             is_salted = found.owned_by in SALTING_SERVERS
             self.prefix_cache = PrefixCache.SALTED if is_salted else PrefixCache.HIDDEN
         context_tokens = server.context_tokens or found.context
         if context_tokens < 2:
-            self._found("it does not say how long the model's context is: set context_tokens", None)
-            return
-        self._found("", context_tokens)
+            return "it does not say how long the model's context is: set context_tokens", None
+        return "", context_tokens
 
     async def read_metrics(self) -> bool:
         """Whether its page could be read. Otherwise the window is the configured one."""

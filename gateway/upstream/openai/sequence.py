@@ -17,10 +17,8 @@ from gateway.fair_threads import INLINE_BYTES, FairThreads
 from gateway.upstream.base import CountedOutcome, NotBegun, SequenceRefused, UpstreamFailed, Wording
 from gateway.upstream.http.connection import Connection
 from gateway.upstream.lease_buffer import BufferedChunk, End, LeaseBuffer, runs
-from gateway.upstream.openai import classify
-from gateway.upstream.openai.classify import CallVerdict
 from gateway.upstream.openai.config import OpenAIServer
-from gateway.upstream.openai.outcome import outcome_of
+from gateway.upstream.openai.outcome import CallVerdict, failure, of_fault, of_head, of_refusal, outcome_of
 from gateway.upstream.openai.request import repeats, wanted_of
 from gateway.upstream.openai.response import said_in
 from gateway.upstream.openai.response_reader import ResponseReader
@@ -169,7 +167,7 @@ class OpenAISequence:
         self._status = status
         if status != 200:
             return
-        error = classify.of_head(headers, self.answer.content_type)
+        error = of_head(headers, self.answer.content_type)
         if error is not None:
             self._fail(CallVerdict.FAILED, error)
 
@@ -249,7 +247,7 @@ class OpenAISequence:
             self._saw_token()
         if answer.fault is not None:
             self._pass_on()
-            error = classify.of_fault(answer.fault, has_begun=self._has_begun)
+            error = of_fault(answer.fault, has_begun=self._has_begun)
             self._fail(CallVerdict.FAILED, error, str(answer.fault))
         elif answer.is_complete:
             self._complete()
@@ -360,10 +358,10 @@ class OpenAISequence:
         return self.answer.has_begun or self._lease.passed_tokens > 0
 
     def _failure(self, code: str, message: str) -> UpstreamFailed:
-        return classify.failure(code, message, has_begun=self._has_begun)
+        return failure(code, message, has_begun=self._has_begun)
 
     def _refused(self) -> None:
-        refused = classify.of_refusal(self._status, self._refusal, *self._withheld)
+        refused = of_refusal(self._status, self._refusal, *self._withheld)
         self._fail(*refused, said_in(self._refusal))
 
     def _fail(self, verdict: CallVerdict, error: Exception, said: str = "") -> None:

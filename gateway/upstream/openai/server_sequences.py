@@ -15,10 +15,10 @@ from gateway.upstream.base import RequestTask, Wording
 from gateway.upstream.capabilities import Capabilities, Capability
 from gateway.upstream.http.client import HttpClient, HttpFailed
 from gateway.upstream.openai import request as openai_request
-from gateway.upstream.openai.classify import CallVerdict
 from gateway.upstream.openai.config import OpenAIServer, PrefixCache
 from gateway.upstream.openai.load_estimate import LoadEstimate
 from gateway.upstream.openai.monitor import ServerMonitor
+from gateway.upstream.openai.outcome import CallVerdict
 from gateway.upstream.openai.request import UsageWish
 from gateway.upstream.openai.response_reader import Echo, ResponseReader, StreamedResponse, WholeResponse
 from gateway.upstream.openai.sequence import OpenAISequence

@@ -30,14 +30,14 @@ from engine.vllm_plugin.protocol import PolicyChoice
 from gateway.fair_threads import FairThreads
 from gateway.upstream.base import CapabilityLost, OnService, UpstreamFailed, UpstreamUnavailable, Wording
 from gateway.upstream.capabilities import Capabilities
-from gateway.upstream.failover_sequence import FailoverSequence
 from gateway.upstream.http.client import HttpClient, HttpFailed
 from gateway.upstream.http.target import target_of
 from gateway.upstream.openai.capability_probe import described
-from gateway.upstream.openai.classify import of_refusal
 from gateway.upstream.openai.config import OpenAIServer
+from gateway.upstream.openai.failover_sequence import FailoverSequence
 from gateway.upstream.openai.load_estimate import running
 from gateway.upstream.openai.monitor import ServerMonitor, now
+from gateway.upstream.openai.outcome import of_refusal
 from gateway.upstream.openai.request import PriorityStyle, encode
 from gateway.upstream.openai.sequence import OpenAISequence
 from gateway.upstream.openai.server_sequences import ServerSequences

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -51,8 +51,7 @@ class _Scores(msgspec.Struct):
     error: Any = None
 
 
-_vectors = msgspec.json.Decoder(_Vectors)
-_scores = msgspec.json.Decoder(_Scores)
+AnyShape = TypeVar("AnyShape", _Vectors, _Scores)
 
 
 class VectorsResponse(WholeResponse):
@@ -79,11 +78,7 @@ class VectorsResponse(WholeResponse):
 
 def read_vectors(body: bytes, inputs: int) -> tuple[bytes, _VectorUsage | None]:
     """The JSON list of `inputs` embeddings, and the server's count. Raises `Garbage`, `StreamError`."""
-    try:
-        found = _vectors.decode(body)
-    except NOT_JSON:
-        raise Garbage("its embeddings are not in OpenAI's shape") from None
-    _require_no_error(found.error)
+    found = _decoded(body, _Vectors, "its embeddings are not in OpenAI's shape")
     data = found.data or []
     if sorted(item.index for item in data) != list(range(inputs)):
         raise Garbage("it did not answer with one embedding for each input")
@@ -95,11 +90,7 @@ def read_vectors(body: bytes, inputs: int) -> tuple[bytes, _VectorUsage | None]:
 
 def read_scores(body: bytes, documents: int) -> tuple[bytes, _VectorUsage | None]:
     """The JSON list of scores, each document at most once, and the count. Raises `Garbage`, `StreamError`."""
-    try:
-        found = _scores.decode(body)
-    except NOT_JSON:
-        raise Garbage("its scores are in no known shape") from None
-    _require_no_error(found.error)
+    found = _decoded(body, _Scores, "its scores are in no known shape")
     results = found.results
     if results is None:
         raise Garbage("it sent no results")
@@ -111,9 +102,14 @@ def read_scores(body: bytes, documents: int) -> tuple[bytes, _VectorUsage | None
     return msgspec.json.encode(results), found.usage
 
 
-def _require_no_error(error: object) -> None:
-    if error is not None:
-        raise StreamError(said(error))
+def _decoded(body: bytes, shape: type[AnyShape], otherwise: str) -> AnyShape:
+    try:
+        found = msgspec.json.decode(body, type=shape)
+    except NOT_JSON:
+        raise Garbage(otherwise) from None
+    if found.error is not None:
+        raise StreamError(said(found.error))
+    return found
 
 
 def _is_vector(raw: bytes) -> bool:

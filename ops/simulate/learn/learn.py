@@ -60,7 +60,7 @@ def learn(
     old: LearnedTable | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> LearningOutcome:
-    """Deterministic. `old`: a table to beat. Raises `ValueError` for too short a trace, too small a budget."""
+    """Deterministic. `old`: a table to beat. Raises `ValueError`: too short a trace, too small a budget."""
     if not 0 <= seed <= MOST_SEED:
         raise ValueError(f"the seed must be between 0 and {MOST_SEED:,}, not {seed}")
     parts = split(name, requests, has_prefixes=has_prefixes)

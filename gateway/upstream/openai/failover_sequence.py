@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from engine.messages import Delta, Submit
-from gateway.upstream.base import NotBegun, UpstreamFailed, UpstreamUnavailable, Wording
-from gateway.upstream.capabilities import Capabilities
-from gateway.upstream.failover import Candidate, may_be_requests, next_replica
+from gateway.upstream.base import NotBegun, Upstream, UpstreamFailed, UpstreamUnavailable, Wording
+from gateway.upstream.failover import may_be_requests, next_replica
+from gateway.upstream.openai.sequence import OpenAISequence
 
 PROOF_WAIT_S = 5.0
 """Longest wait of a failed request for the proof of fault; then the server is to blame."""
@@ -24,19 +24,8 @@ PROOF_WAIT_S = 5.0
 log = logging.getLogger("fairgate.gateway.upstream")
 
 
-class Attempt(AsyncIterable[Delta], Protocol):
-    """A sequence on one replica. What it is told after its end has no effect."""
-
-    def top_up(self, lease_tokens: int) -> None: ...
-
-    def stop(self, cause: str) -> None: ...
-
-
-class FailoverReplica(Candidate, Protocol):
-    @property
-    def capabilities(self) -> Capabilities: ...
-
-    def begin(self, submit: Submit, wording: Wording) -> Attempt:
+class FailoverReplica(Upstream, Protocol):
+    def begin(self, submit: Submit, wording: Wording) -> OpenAISequence:
         """Sends it. Raises `UpstreamUnavailable`."""
         ...
 
