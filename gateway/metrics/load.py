@@ -115,11 +115,12 @@ class LoadCollector(Collector):
         for upstream in self._upstreams():
             replica, snapshot = upstream.replica_id, upstream.snapshot
             up.add_metric([replica], upstream.is_up)
-            if upstream.is_up and (model := upstream.model) is not None and model.forward:
+            if upstream.is_up and (ready := upstream.ready) is not None and ready.model.forward:
+                model = ready.model
                 kernel = model.attention.partition(":")[0]
                 info.add_metric([replica, kernel, model.forward, model.device, model.dtype], 1)
             if isinstance(upstream, OpenAIUpstream):
-                for kind, number in upstream.contradictions.items():
+                for kind, number in upstream.monitor.contradictions.items():
                     contradictions.add_metric([replica, kind], number)
             if snapshot is None:
                 continue

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 
 from engine.entry import QueueEntry
 from engine.messages import TIER_RANKS
-from gateway import log_context
+from gateway import errors, log_context
 from gateway.budget import lease
 from gateway.budget.holds import BudgetDenied, EndUserRefused, Holds
 from gateway.budget.metering import RequestMetering
@@ -63,7 +63,7 @@ from gateway.requests.observer import RequestObserver
 from gateway.requests.queue_progress import Outlook, outlook, told_in_s
 from gateway.requests.relocation import Relocation
 from gateway.requests.run import Events, InLine, Interrupted, Run, uses_of
-from gateway.requests.tier_change import NotWaiting, Offer, TierChange
+from gateway.requests.tier_change import Offer, TierChange
 from gateway.statistics import RecentShare
 from gateway.trace_context import RequestTrace
 from gateway.tracing.decision import TraceRule
@@ -271,9 +271,9 @@ class Lifecycle:
         return tokens > self._dispatcher.flow.long_tokens
 
     def offer(self, run: Run, tier: Tier) -> Offer:
-        """The prices before and after a move to `tier`. Raises `NotWaiting`, `UnknownPrice`."""
+        """The prices before and after a move to `tier`. Raises `ApiError`, `UnknownPrice`."""
         if run.status != "waiting":
-            raise NotWaiting(run.status)
+            raise errors.not_waiting(status=run.status)
         return self._tier_change.offer(run, tier)
 
     def displacement(self, run: Run, tier: Tier) -> Displacement:

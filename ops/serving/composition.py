@@ -350,7 +350,7 @@ async def build(
             special_tokens_in_text=config.special_tokens_in_text,
             gateway_id=gateway_id,
         )
-        plugged = tuple(server for server in servers if server.has_plugin)
+        plugged = tuple(server for server in servers if server.link.has_plugin)
         await open_upstreams(servers, closing)
         control_token = secrets.token_urlsafe(32)
         tracer = open_tracer(settings, gateway_id)

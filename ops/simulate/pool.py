@@ -41,10 +41,6 @@ MOST_QUEUED = 5_000_000
 NEVER_S = (float("inf"),) * NUM_RANKS
 
 
-class PoolStuck(RuntimeError):
-    """Work is left and no event is due: a bug."""
-
-
 @dataclass(slots=True)
 class Member:
     number: int
@@ -212,7 +208,8 @@ class SimulatedPool:
         return Member(number, replica_id, engine, size)
 
     def run(self, requests: Iterable[SimulatedRequest], *, until_s: float = float("inf")) -> None:
-        """Serves `requests` (in order of arrival) to their end, or until `until_s`. Raises `PoolStuck`."""
+        """Serves `requests` (in order of arrival) to their end, or until `until_s`. Raises `RuntimeError`
+        where work is left and no event is due: a bug."""
         self._arrivals = iter(requests)
         self._coming = next(self._arrivals, None)
         events = self._events
@@ -237,7 +234,7 @@ class SimulatedPool:
             else:
                 break
         if until_s == float("inf") and self._live:
-            raise PoolStuck(f"{len(self._live)} requests are left and nothing runs under {self.policy}")
+            raise RuntimeError(f"{len(self._live)} requests are left and nothing runs under {self.policy}")
         for member in self.members:
             if not member.is_busy:
                 member.longest_idle_s = max(member.longest_idle_s, self.now_s - member.idle_since_s)
@@ -332,7 +329,9 @@ class SimulatedPool:
         """The policy waits on purpose: it is asked again then, or when something arrives."""
         until_s = happened.wait_until_s
         if until_s is None or until_s <= self.now_s:
-            raise PoolStuck(f"{member.replica_id} computes nothing at {self.now_s:.3f} s under {self.policy}")
+            raise RuntimeError(
+                f"{member.replica_id} computes nothing at {self.now_s:.3f} s under {self.policy}"
+            )
         if member.waits_until_s != until_s:
             member.waits_until_s = until_s
             member.ticket += 1

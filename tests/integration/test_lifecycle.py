@@ -106,10 +106,6 @@ class ScriptedEngine:
         self.emitted: dict[str, int] = {}
         self.arrived = asyncio.Event()
 
-    @property
-    def model(self) -> ModelInfo | None:
-        return None if self.ready is None else self.ready.model
-
     def watch(self, on_change: Callable[[], None]) -> None:
         self.watchers.append(on_change)
 

@@ -1,9 +1,9 @@
-"""A noun in one file, handed in with the product's own, is served everywhere: routes, document, command, page,
-configuration file, audit."""
+"""A noun in one file, handed in with the product's own, has routes, commands, pages, a section."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +19,8 @@ from gateway.app import handlers
 from gateway.routes import openapi
 from ops.cli.main import cli
 from tenants.resources.all import RESOURCES
-from tests.support.gateway_app import gateway_app
+from tests.support.console import Browser
+from tests.support.gateway_app import gateway_and_app
 from tests.support.made_up_noun import ROOMS, TABLE
 
 NOUNS = (*RESOURCES, ROOMS)
@@ -27,10 +28,10 @@ CODE = "4711-secret"
 
 
 @asynccontextmanager
-async def site(url: str, data_dir: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def site(url: str, data_dir: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Litestar]]:
     TABLE.create(create_engine(url))
-    async with gateway_app(url, data_dir, resources=NOUNS) as client:
-        yield client
+    async with gateway_and_app(url, data_dir, resources=NOUNS) as client_and_app:
+        yield client_and_app
 
 
 def test_it_is_at_most_eighty_lines() -> None:
@@ -51,7 +52,7 @@ def test_its_routes_are_in_the_openapi_document() -> None:
 
 
 async def test_its_acts_rows_file_and_audit(sqlite_url: str, tmp_path: Path) -> None:
-    async with site(sqlite_url, tmp_path / "data") as client:
+    async with site(sqlite_url, tmp_path / "data") as (client, _):
         wanted = {"tenant": "t1", "name": "attic", "seats": 4, "door_code": CODE}
         made = await client.post("/admin/v1/rooms", json=wanted)
         assert made.status_code == 201, made.text
@@ -71,7 +72,10 @@ async def test_its_acts_rows_file_and_audit(sqlite_url: str, tmp_path: Path) -> 
 
         document = (await asked("/admin/v1/config"))["config"]
         rooms = next(one for one in document["tenants"] if one["name"] == "t1")["rooms"]
-        assert rooms == [{"name": "attic", "seats": 4}, {"name": "cellar", "seats": 4, "colour": "green"}]
+        assert rooms == [
+            {"name": "attic", "seats": 4, "colour": "red"},
+            {"name": "cellar", "seats": 4, "colour": "green"},
+        ]
         rooms[0] |= {"seats": 6}
         rooms[1] = {"name": "cellar", "state": "absent"}
         plan = (await client.post("/admin/v1/config/plan", json=document)).json()
@@ -93,6 +97,32 @@ async def test_its_acts_rows_file_and_audit(sqlite_url: str, tmp_path: Path) -> 
         acts = ["room.set", "room.set", "room.set", "room.remove", "room.remove"]
         assert [row["action"] for row in audit] == acts
         assert (audit[0]["before"], audit[0]["after"]) == (None, room)
+
+
+async def test_its_pages(sqlite_url: str, tmp_path: Path) -> None:
+    async with site(sqlite_url, tmp_path / "data") as (client, app), Browser(app) as browser:
+        person = await client.post("/admin/v1/people", json={"name": "ada", "role": "owner"})
+        await browser.redeem(person.json()["link"].partition("token=")[2])
+        assert 'href="/console/rooms"' in (await browser.get("/console")).text, "the menu has it"
+        wrong = await browser.send("/console/rooms/set", name="attic", seats="many", tenant="t1")
+        assert (wrong.status_code, "is not a number" in wrong.text) == (422, True)
+        typed = {"name": "<script>", "seats": "4", "colour": "green", "tenant": "t1", "door_code": CODE}
+        made = await browser.send("/console/rooms/set", **typed)
+        assert made.headers["location"].startswith("/console/rooms?done=set")
+        page = (await browser.get("/console/rooms?colour=green")).text
+        assert "&lt;script&gt;" in page
+        assert CODE not in page
+        assert "<script>,4,green" in (await browser.get("/console/rooms.csv")).text
+        (room,) = (await client.get("/admin/v1/rooms")).json()["data"]
+        remove = f"/console/rooms/{room['id']}/remove"
+        await client.post("/admin/v1/rooms", json={**typed, "seats": 5})
+        late = await browser.http.post(
+            remove, data={"form_token": await browser.token(remove), "etag": "0" * 16}
+        )
+        assert (late.status_code, "changed since you opened this page" in late.text) == (412, True)
+        tag = re.findall(r'name="etag" value="([^"]+)"', (await browser.get(remove)).text)[-1]
+        assert (await browser.send(remove, etag=tag)).status_code == 303
+        assert "There is none" in (await browser.get("/console/rooms")).text
 
 
 def test_its_commands(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,9 @@ class RoomQuery(ListQuery, frozen=True):
     colour: Annotated[str | None, Filter(TABLE.c.colour, Kind.CHOICE, choices=COLOURS)] = None
 
 
-STORED = TableNoun("room", "rooms", TABLE, Room, names=("tenant_id", "name"), order=(TABLE.c.id,))
+STORED = TableNoun(
+    "room", "rooms", TABLE, Room, names=("tenant_id", "name"), order=(TABLE.c.name, TABLE.c.id)
+)
 MAY: dict[str, Any] = {"scope": "admin:write", "act": Act.CHANGE_PLATFORM}
 ROOMS = Resource(
     name="room",

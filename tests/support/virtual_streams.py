@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.core.core import EngineConfig
 from engine.forecast.length.length import LengthForecast
-from engine.messages import Delta, ModelInfo, Ready, SamplingParams, Snapshot, StepTime, Submit
+from engine.messages import Delta, Ready, SamplingParams, Snapshot, StepTime, Submit
 from engine.scheduling.counters import ServiceCounters
 from engine.virtual.replica import VirtualReplica
 from gateway.budget.holds import Holds
@@ -96,10 +96,6 @@ class CoreUpstream:
             config.max_sequences, config.max_batched_tokens, 1,
         )  # fmt: skip
         self._streams: dict[str, asyncio.Queue[Delta]] = {}
-
-    @property
-    def model(self) -> ModelInfo | None:
-        return self.replica.runner.info
 
     @property
     def snapshot(self) -> Snapshot | None:

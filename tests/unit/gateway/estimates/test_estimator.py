@@ -59,10 +59,6 @@ class StillEngine:
         self.ready: Ready | None = Ready("a", info, "vtc", 16, 4096, 8, 512, 1)
         self.snapshot: Snapshot | None = None
 
-    @property
-    def model(self) -> ModelInfo | None:
-        return None if self.ready is None else self.ready.model
-
     def watch(self, on_change: Callable[[], None]) -> None: ...
 
     def listen(self, on_service: OnService) -> None: ...
