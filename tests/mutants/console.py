@@ -53,7 +53,7 @@ CONSOLE_MUTATIONS = mutations_of(
             f"{REQUESTS}::test_members_see_their_tenants_alone",
         ),
         (
-            "gateway.console.pages.filters.py",
+            "gateway/console/pages/filters.py",
             "console: a member's list is of the tenant in the address",
             "    tenant = await tenant_shown(request, wanted or names[0])",
             (

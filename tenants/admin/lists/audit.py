@@ -81,7 +81,7 @@ def _rows(
     statement = select(*SHOWN).where(*along, *rest).limit(most)
     statement = statement.order_by(audit.c.seq.desc() if newest_first else audit.c.seq)
     rows = connection.execute(statement).mappings().all()
-    shown = persons.Shown(connection, rows)
+    shown = persons.ShownPersons(connection, rows)
     return [
         AuditRow(
             seq=row["seq"],
