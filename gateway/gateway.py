@@ -661,8 +661,8 @@ class Gateway:
     def _sample_shares(self) -> None:
         now_s, wall_s = self.deps.clock(), self.deps.wall_clock()
         for name, pool in self.pools.items():
-            had = self.shares[name].sample(now_s, pool.flow.tenants())
-            self.minutes.flows[name].sample(now_s, wall_s, had, pool.flow.waiting_costs())
+            had = self.shares[name].sample(now_s, pool.flow.tenants.all())
+            self.minutes.flows[name].sample(now_s, wall_s, had, pool.flow.queue.waiting_costs())
             self.minutes.engines[name].sample(now_s, wall_s, pool.spec.upstreams)
 
     async def _purge(self) -> None:

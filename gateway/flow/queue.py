@@ -127,6 +127,14 @@ class RequestQueue:
         """The first of each lane of a band, in order of dispatch: (lane, ticket)."""
         return [(lane, self._tickets[head.entry_id]) for lane, head in self.tiers.heads(tier, now_s)]
 
+    def is_long_at_head(self, now_s: float) -> bool:
+        """Whether in some tier the request whose turn is next is a long one; looks at the heads only."""
+        heads = (self.heads(tier, now_s) for tier in range(NUM_RANKS))
+        return any(
+            entry.input_tokens + entry.predicted_output_tokens > self.lane_rule.long_tokens
+            for entry in (line[0][1].entry for line in heads if line)
+        )
+
     def firsts_of(
         self, tenant_id: str, now_s: float, asked_for: int | None = None
     ) -> Iterator[tuple[int, Ticket]]:

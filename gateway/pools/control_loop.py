@@ -50,10 +50,10 @@ def queue_setters(flow: FlowController) -> Setters:
     """In a shared queue: for this one's forecasts and its own decisions without Redis."""
 
     def lookahead(value: float) -> None:
-        flow.window = replace(flow.window, lookahead_sequences=round(value))
+        flow.placement.window = replace(flow.placement.window, lookahead_sequences=round(value))
 
     def batch_cap(value: float) -> None:
-        flow.window = replace(flow.window, batch_cap=value)
+        flow.placement.window = replace(flow.placement.window, batch_cap=value)
 
     return {
         Knob.BATCH_CAP: batch_cap,

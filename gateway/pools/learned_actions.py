@@ -100,7 +100,7 @@ class LearnedActions:
         blocks = sum(snapshot.num_blocks for snapshot in snapshots)
         return Situation(
             queued_per_place=self._flow.queued_up_to(NUM_RANKS - 1) / max(1, places),
-            long_at_head=self._flow.is_long_at_head(now_s),
+            long_at_head=self._flow.queue.is_long_at_head(now_s),
             kv_share=sum(snapshot.referenced_blocks for snapshot in snapshots) / blocks if blocks else 0.0,
             trend=self._flow.arrivals.value(now_s),
         )

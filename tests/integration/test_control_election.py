@@ -273,7 +273,7 @@ async def test_every_gateway_turns_its_own_knobs_and_says_it_again_to_engines(re
     assert {move.knob for move in await east.loop.turn(2.0)} >= {Knob.TOKEN_BUDGET, Knob.BATCH_CAP}
     assert await west.loop.turn(4.0) == []
     for each in (east, west):
-        assert (each.flow.window.batch_cap, each.budgets[-1]) == (0.875, 0.875)
+        assert (each.flow.placement.window.batch_cap, each.budgets[-1]) == (0.875, 0.875)
     assert (sum(east.loop.moved.values()), sum(west.loop.moved.values())) == (4, 0), "one decided"
     said = len(west.budgets)
     await west.loop.turn(6.0)
@@ -283,7 +283,7 @@ async def test_every_gateway_turns_its_own_knobs_and_says_it_again_to_engines(re
     assert await east.loop.turn(8.0) == [], "it looks no more"
     await west.loop.turn(8.0)
     assert (west.loop.describe()["holder"], west.loop.describe()["term"]) == ("west", 2)
-    assert west.flow.window.batch_cap <= 0.875
+    assert west.flow.placement.window.batch_cap <= 0.875
     await client.aclose()
 
 
@@ -308,5 +308,7 @@ async def test_where_a_table_says_that_knobs_rest_all_have_them_there_without_ac
     await west.loop.turn(4.0)
     for each in (east, west):
         assert each.flow.long_share == 0.25
-        assert (each.flow.window.batch_cap, set(each.budgets)) == (1.0, {1.0}), "advice alone moves nothing"
+        assert (each.flow.placement.window.batch_cap, set(each.budgets)) == (1.0, {1.0}), (
+            "advice alone moves nothing"
+        )
     await client.aclose()

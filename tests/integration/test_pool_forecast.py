@@ -108,7 +108,7 @@ def test_what_has_left_is_forgotten(house: House) -> None:
     house.arrive("west", "acme", 2)
     assert house.waits("east") == {("acme", 1): 2}
     west = house.gateways["west"]
-    for ticket in list(west.mirror.tickets()):
+    for ticket in list(west.mirror.queue.tickets()):
         west.cancel(ticket.entry.entry_id, NOW_S)
     west.exchange(NOW_S)
     assert house.waits("east") == {}

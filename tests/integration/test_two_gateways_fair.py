@@ -92,10 +92,10 @@ class House:
             gateway.exchange(self.now_s)
 
     def running(self, gateway: PoolGateway) -> list[str]:
-        return [flight.ticket.entry.entry_id for flight in gateway.mirror.in_flight()]
+        return [flight.ticket.entry.entry_id for flight in gateway.mirror.in_flight]
 
     def waiting(self, gateway: PoolGateway) -> set[str]:
-        return {ticket.entry.entry_id for ticket in gateway.mirror.tickets()}
+        return {ticket.entry.entry_id for ticket in gateway.mirror.queue.tickets()}
 
     def close(self) -> None:
         self.east.close()
@@ -132,7 +132,7 @@ def test_weights_hold_within_one_per_cent_though_all_of_one_tenant_enters_by_one
         name = under_way[0]
         owner = house.east if name in house.running(house.east) else house.west
         entry = next(
-            each.ticket.entry for each in owner.mirror.in_flight() if each.ticket.entry.entry_id == name
+            each.ticket.entry for each in owner.mirror.in_flight if each.ticket.entry.entry_id == name
         )
         emitted = entry.predicted_output_tokens + turn % 5 - 2
         owner.finish(name, entry.input_tokens, emitted, house.now_s)

@@ -220,7 +220,7 @@ class Histories(RuleBasedStateMachine):
         if len(mates) < len(self.running_of(turn.replica_id)):
             MET["passed lower work"] += 1
         if mates:
-            live = self.flow.load(turn.replica_id).ahead_of(rank)
+            live = self.flow.placement.load(turn.replica_id).ahead_of(rank)
             # With this turn, or one after it, for a tenant that is owed service.
             places, kv_tokens = size.max_sequences + LOOKAHEAD, size.kv_tokens
             if is_wider:
@@ -350,7 +350,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def the_books_agree(self) -> None:
         self.flow.check()
-        assert {ticket.entry.entry_id for ticket in self.flow.tickets()} == set(self.waiting)
+        assert {ticket.entry.entry_id for ticket in self.flow.queue.tickets()} == set(self.waiting)
         new = [each for each in self.waiting.values() if each.before is None]
         assert len(new) <= MAX_QUEUED, "the queue is bounded"
         for tenant, weight in WEIGHTS.items():

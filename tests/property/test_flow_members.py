@@ -124,7 +124,7 @@ class Side:
     def arrivals(self) -> None:
         draw = self.world.draw
         for tenant, weight in WEIGHTS.items():
-            while self.gateway.mirror.num_waiting(tenant, 1) < WAITING:
+            while self.gateway.mirror.tenants.queued(tenant)[1] < WAITING:
                 self.world.requests += 1
                 size = draw.randint(1, 8), draw.randint(2, 10)
                 name = f"r{self.world.requests}"

@@ -301,7 +301,7 @@ class Histories(RuleBasedStateMachine):
         gateways settle what is beyond one by one, and one controller over all of a tenant's requests."""
         name = data.draw(st.sampled_from(sorted(self.running)))
         entry, (computed, emitted) = self.running[name][1].entry, self.computed[name]
-        flight = self.union.dispatched.get(name)
+        flight = self.union.in_flight.get(name)
         assert flight is not None
         left = max(0, flight.charged_cost - cost_of(computed, emitted))
         prompt = min(prompt, entry.input_tokens - computed, left)
@@ -545,9 +545,9 @@ class Histories(RuleBasedStateMachine):
         for index, gateway in enumerate(getattr(self, "gateways", [])):
             gateway.mirror.check()
             mine = {name for name, (owner, _) in self.waiting.items() if owner == index}
-            assert {ticket.entry.entry_id for ticket in gateway.mirror.tickets()} == mine
+            assert {ticket.entry.entry_id for ticket in gateway.mirror.queue.tickets()} == mine
             mine = {name for name, (owner, *_) in self.running.items() if owner == index}
-            assert {each.ticket.entry.entry_id for each in gateway.mirror.in_flight()} == mine
+            assert {each.ticket.entry.entry_id for each in gateway.mirror.in_flight} == mine
 
 
 @pytest.fixture
@@ -734,7 +734,7 @@ def test_brakes_in_the_pool_are_brakes_in_one_controller(client: redis.Redis, or
 
 def _is_braked(flow: FlowController, ticket: Ticket) -> bool:
     """Whether its tier holds all that it may, everywhere."""
-    rank, loads = ticket.entry.tier, [flow.load(each.replica_id) for each in REPLICAS]
+    rank, loads = ticket.entry.tier, [flow.placement.load(each.replica_id) for each in REPLICAS]
     return not any(
         flow.brakes.has_room(
             rank,

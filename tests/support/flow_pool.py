@@ -126,7 +126,7 @@ class FlowPool:
 
     def waits(self, tenant: str) -> int:
         """Requests of a tenant in the queue."""
-        return sum(flow.num_queued for flow in self.flow.tenants() if flow.tenant_id == tenant)
+        return sum(flow.num_queued for flow in self.flow.tenants.all() if flow.tenant_id == tenant)
 
     def _refill(self) -> None:
         for party in self.parties:

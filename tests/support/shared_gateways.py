@@ -162,8 +162,9 @@ class SharedFlow:
         owner.flow.finish(entry_id, input_tokens, output_tokens, now_s)
         owner.session.finished(entry_id, input_tokens, output_tokens)
 
+    @property
     def in_flight(self) -> Iterator[InFlight]:
-        return chain.from_iterable(each.flow.in_flight() for each in self._gateways)
+        return chain.from_iterable(each.flow.in_flight for each in self._gateways)
 
 
 class SharedSteering(Steering):

@@ -147,7 +147,7 @@ class VirtualGateway:
 
     def queued(self, tenant_id: str) -> int:
         """Requests of a tenant in the gateway's queue."""
-        return sum(ticket.entry.tenant_id == tenant_id for ticket in self.flow.tickets())
+        return sum(ticket.entry.tenant_id == tenant_id for ticket in self.flow.queue.tickets())
 
     def forecast(self, entry: QueueEntry, job: Job) -> Forecast:
         """As the gateway makes it."""
@@ -159,10 +159,10 @@ class VirtualGateway:
             step_time=snapshot.step_time,
             max_sequences=size.max_sequences,
             max_batched_tokens=self._max_batched_tokens,
-            window_sequences=size.max_sequences + self.flow.window.lookahead_sequences,
+            window_sequences=size.max_sequences + self.flow.placement.window.lookahead_sequences,
             window_kv_tokens=size.kv_tokens,
             decode_slots=snapshot.decode_slots,
-            flights=flights_of(list(self.flow.in_flight()), snapshot),
+            flights=flights_of(list(self.flow.in_flight), snapshot),
         )
         out = {flight.entry: flight.emitted_tokens for flight in load.flights}
         seen = picture(
@@ -172,10 +172,10 @@ class VirtualGateway:
             self.clock.now_s,
             lengths={
                 each.entry_id: self._length(each, out.get(each, 0))
-                for each in [*out, *(ticket.entry for ticket in self.flow.tickets())]
+                for each in [*out, *(ticket.entry for ticket in self.flow.queue.tickets())]
             },
             arrivals=self.recent.pattern(self.clock.now_s) if self.sees_arrivals else NOTHING_CAME,
-            lane_of=self.flow.lane,
+            lane_of=self.flow.queue.lane_rule.lane,
         )
         high = self.lengths.quantile(entry.tenant_id, MODEL_ID, 0.9, max_tokens=job.max_tokens)
         return forecast_of(entry, seen, (entry.predicted_output_tokens, high))

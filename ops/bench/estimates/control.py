@@ -185,7 +185,7 @@ def served(case: ControlCase, mode: ControlMode, setting: Setting = REST) -> tup
         prefix_caching=case.source.has_prefixes,
         watch=steering.watch if foresees else None,
     )
-    pool.flow.window = replace(pool.flow.window, lookahead_sequences=setting.lookahead)
+    pool.flow.placement.window = replace(pool.flow.placement.window, lookahead_sequences=setting.lookahead)
     pool.run(case.source)
     return pool, steering.moves
 

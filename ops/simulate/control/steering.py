@@ -162,7 +162,7 @@ def rests_of(pool: SimulatedPool) -> Mapping[Knob, float]:
     """Resting values, by the run's options, of knobs that do not rest where `DEFAULT_BOUNDS` puts them."""
     options = pool.members[0].engine.table.policy.options
     return {
-        Knob.LOOKAHEAD: pool.flow.window.lookahead_sequences,
+        Knob.LOOKAHEAD: pool.flow.placement.window.lookahead_sequences,
         Knob.PARTIAL_PREFILLS: options.max_num_partial_prefills or 1,
         Knob.RESERVE_PERMILLE: options.reserve_permille,
         Knob.LONG_SHARE: pool.flow.long_share,
@@ -174,7 +174,7 @@ def situation_of(pool: SimulatedPool) -> Situation:
     flow, now_s = pool.flow, pool.now_s
     return Situation(
         queued_per_place=flow.queued_up_to(NUM_RANKS - 1) / (pool.machine.max_sequences * len(pool.members)),
-        long_at_head=flow.is_long_at_head(now_s),
+        long_at_head=flow.queue.is_long_at_head(now_s),
         kv_share=kv_share(pool),
         trend=flow.arrivals.value(now_s),
     )

@@ -57,7 +57,7 @@ class Pool:
         return turn.replica_id
 
     def end_all(self) -> None:
-        for flight in list(self.flow.in_flight()):
+        for flight in list(self.flow.in_flight):
             self.flow.finish(flight.ticket.entry.entry_id, 1, 1, 0.0)
 
 
@@ -134,7 +134,7 @@ def test_lost_engines_hold_nothing() -> None:
     pool.end_all()
     ticket = Ticket(QueueEntry("x", "t", 0.0, 2000, 10), 1, 2010, prefix_hashes=prefix_hashes(prompt, "t"))
     assert pool.router.cached_tokens(ticket, first, 1.0) == 31 * 64
-    pool.flow.lost(first)
+    pool.flow.placement.scorer.forget(first)
     assert pool.router.cached_tokens(ticket, first, 1.0) == 0
 
 

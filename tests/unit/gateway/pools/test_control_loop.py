@@ -61,13 +61,13 @@ def test_acting_moves_what_has_a_setter_and_says_why(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.INFO, "fairgate.gateway.control"):
         moves = controlling.look(0.0)
     assert {move.knob for move in moves if move.is_made} == {Knob.LOOKAHEAD, Knob.BATCH_CAP}
-    assert (flow.window.lookahead_sequences, flow.window.batch_cap) == (1, 0.875)
+    assert (flow.placement.window.lookahead_sequences, flow.placement.window.batch_cap) == (1, 0.875)
     assert "control of m: moves lookahead 2 -> 1, because: KV nearly full (0.95)" in caplog.text
     engine.snapshot = Snapshot("a", 2, 2.0, [], [], 99, 0, 1, 100, PRIOR)
     assert controlling.look(5.0) == [], "it turns back a minute later"
     for now_s in (125.0, 185.0):
         controlling.look(now_s)
-    assert flow.window == WindowRule(2, 1.0), "one after the other"
+    assert flow.placement.window == WindowRule(2, 1.0), "one after the other"
 
 
 def test_advice_has_all_knobs_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -76,7 +76,7 @@ def test_advice_has_all_knobs_and_changes_nothing(caplog: pytest.LogCaptureFixtu
         moves = controlling.look(0.0)
     assert {Knob.LOOKAHEAD, Knob.BATCH_CAP, Knob.TOKEN_BUDGET} <= {move.knob for move in moves}
     assert not any(move.is_made for move in moves)
-    assert flow.window == WindowRule(2, 1.0)
+    assert flow.placement.window == WindowRule(2, 1.0)
     assert caplog.text.count("advises to move") == len(moves)
 
 
@@ -86,7 +86,7 @@ def test_every_move_is_told_once_it_is_applied(mode: ControlMode) -> None:
     flows: list[FlowController] = []
 
     def on_moves(control: Control, moves: list[Move]) -> None:
-        told.append((flows[0].window.lookahead_sequences, list(moves)))
+        told.append((flows[0].placement.window.lookahead_sequences, list(moves)))
 
     controlling, flow, engine = made(mode, 95, on_moves=on_moves)
     flows.append(flow)
@@ -100,7 +100,7 @@ def test_every_move_is_told_once_it_is_applied(mode: ControlMode) -> None:
 def test_off_does_not_even_look() -> None:
     controlling, flow, _ = made(ControlMode.OFF, referenced=100)
     assert controlling.look(0.0) == []
-    assert flow.window == WindowRule(2, 1.0)
+    assert flow.placement.window == WindowRule(2, 1.0)
 
 
 def test_evictions_count_once() -> None:
@@ -126,7 +126,7 @@ def test_what_was_met_and_found_in_caches_is_seen() -> None:
         Knob.LOOKAHEAD: True,
         Knob.PREFIX_WEIGHT: True,
     }
-    assert (flow.batch_share, flow.prefix_weight, flow.window.lookahead_sequences) == (0.85, 1.5, 3)
+    assert (flow.batch_share, flow.prefix_weight, flow.placement.window.lookahead_sequences) == (0.85, 1.5, 3)
 
 
 def test_who_is_expected_late_and_who_was_served_in_good_time_is_seen() -> None:
@@ -152,8 +152,8 @@ def test_every_knob_of_a_queue_turns_what_it_is_called(knob: Knob) -> None:
 
 def knobs_of(flow: FlowController) -> dict[Knob, float]:
     return {
-        Knob.BATCH_CAP: flow.window.batch_cap,
-        Knob.LOOKAHEAD: flow.window.lookahead_sequences,
+        Knob.BATCH_CAP: flow.placement.window.batch_cap,
+        Knob.LOOKAHEAD: flow.placement.window.lookahead_sequences,
         Knob.AGEING: flow.ageing_factor,
         Knob.BATCH_SHARE: flow.batch_share,
         Knob.PREFIX_WEIGHT: flow.prefix_weight,
@@ -228,7 +228,7 @@ def test_faster_ageing_counts_for_who_waits_and_slower_ageing_moves_nobody_down(
     def bands(now_s: float) -> list[int | None]:
         assert flow.dispatch(now_s, [FULL]) == []
         flow.check(now_s)
-        return [flow.effective_tier("early"), flow.effective_tier("late")]
+        return [flow.queue.place("early")[0], flow.queue.place("late")[0]]
 
     filler = Ticket(QueueEntry("filler", "t", 0.0, 10, 10, 0), 1, 10**6)
     assert flow.enqueue(filler, 0.0) is None

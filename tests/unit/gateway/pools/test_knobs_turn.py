@@ -74,9 +74,9 @@ class Load:
         flow, admission = self.flow, self.requests.admission
         return {
             Knob.ADMISSION: admission.strictness,
-            Knob.BATCH_CAP: flow.window.batch_cap,
+            Knob.BATCH_CAP: flow.placement.window.batch_cap,
             Knob.TOKEN_BUDGET: self.budgets[-1] if self.budgets else 1.0,
-            Knob.LOOKAHEAD: flow.window.lookahead_sequences,
+            Knob.LOOKAHEAD: flow.placement.window.lookahead_sequences,
             Knob.AGEING: flow.ageing_factor,
             Knob.EARLY_REFUSAL: admission.factor,
             Knob.BATCH_SHARE: flow.batch_share,
