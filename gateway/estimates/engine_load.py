@@ -36,7 +36,7 @@ def engine_loads(
                 window_kv_tokens=int(kv_tokens * flow.placement.window.kv_window),
                 decode_slots=upstream.snapshot.decode_slots if upstream.snapshot else 0,
                 flights=flights_of(by_replica.get(upstream.replica_id, []), upstream.snapshot),
-                brakes=flow.brakes,
+                brakes=flow.knobs.brakes,
                 pauses=bool(ready.policy),  # other servers name none
             )
         )

@@ -6,7 +6,6 @@ of dispatch is in `dispatch_rules.py`; here is the state.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -20,7 +19,8 @@ from engine.scheduling.tiers import TieredQueue
 from gateway.flow.dispatch_log import DispatchLog, LogRecord, Waiting
 from gateway.flow.dispatch_rules import RESERVED_RANK, DispatchRules
 from gateway.flow.in_flight import InFlightRequests, Serials
-from gateway.flow.lanes import LONG, ORDINARY, LaneRule
+from gateway.flow.knobs import Knob, QueueKnobs, QueueSettings
+from gateway.flow.lanes import LONG, ORDINARY
 from gateway.flow.learned.switch import ArrivalTrend
 from gateway.flow.mclock import MclockReservations
 from gateway.flow.placement import LeastLoaded, Placement, Scorer
@@ -38,7 +38,7 @@ from gateway.flow.types import (
     Ticket,
     TokensAhead,
 )
-from gateway.flow.window import NUM_RANKS, Replica, WindowRule
+from gateway.flow.window import Replica
 
 __all__ = [
     "Dispatch",
@@ -50,9 +50,6 @@ __all__ = [
     "Ticket",
 ]
 
-NEVER_S = (math.inf,) * NUM_RANKS
-RESERVATION_BURST_S = 10.0
-
 
 class FlowController:
     """The queue in front of all replicas of a model."""
@@ -61,33 +58,20 @@ class FlowController:
         self,
         order_name: str,
         counters: ServiceCounters,
-        *,
-        max_queued: int,
-        max_queued_per_tenant: int,
-        queue_ttl_s: Sequence[float],
-        window: WindowRule,
-        log_records: int,
-        ageing_s: Sequence[float] = NEVER_S,
-        lanes: LaneRule | None = None,
-        reservation_burst_s: float = RESERVATION_BURST_S,
+        settings: QueueSettings,
         scorer: Scorer | None = None,
     ) -> None:
-        """`queue_ttl_s`, `ageing_s`: by tier rank; `scorer`: least loaded by default. Raises `ValueError`."""
+        """`scorer`: least loaded by default. Raises `ValueError`."""
         self.counters = counters
         self.order_name = order_name
-        self.log = DispatchLog(log_records)
+        self.settings = settings
+        self.log = DispatchLog(settings.log_records)
         self.arrivals = ArrivalTrend()
-        self._max_queued = max_queued
-        self._max_queued_per_tenant = max_queued_per_tenant
-        self._ageing_s = tuple(ageing_s)
-        self._ageing_factor = 1.0
-        lanes = self._lanes = lanes or LaneRule()
-        self._own_long_shares = lanes.share_sequences, lanes.share_kv
-        self.queue = RequestQueue(
-            order_name, counters, lanes=lanes, ageing_s=ageing_s, queue_ttl_s=queue_ttl_s, lag=self._lag
-        )
-        self.placement = Placement(window, lanes, scorer or LeastLoaded())
-        self._reservations = MclockReservations(reservation_burst_s)
+        self.knobs = settings.rests
+        """Changed by `turn` and `set_brakes` alone."""
+        self.queue = RequestQueue(order_name, counters, settings, lag=self._lag)
+        self.placement = Placement(settings, scorer or LeastLoaded())
+        self._reservations = MclockReservations(settings.reservation_burst_s)
         self.in_flight = InFlightRequests(counters, self.placement, self._reservations)
         self.tenants = TenantFlows()
         self._rules = DispatchRules(self.queue, self.placement, self._reservations, self.tenants)
@@ -95,55 +79,14 @@ class FlowController:
         self._dispatch_interval_s = 1.0
         self._last_dispatch_s: float | None = None
 
-    @property
-    def ageing_factor(self) -> float:
-        """Factor on ageing times; below 1 requests move up sooner. What moved up stays."""
-        return self._ageing_factor
-
-    @ageing_factor.setter
-    def ageing_factor(self, factor: float) -> None:
-        self._ageing_factor = factor
-        self._set_ageing()
-
-    @property
-    def batch_share(self) -> float:
-        """Of a replica's sequences and KV cache, for the lowest tier."""
-        return self.placement.lanes.batch_share
-
-    @batch_share.setter
-    def batch_share(self, share: float) -> None:
-        self.placement.lanes = replace(self.placement.lanes, batch_share=share)
-
-    @property
-    def long_share(self) -> float:
-        """Of a replica's sequences and KV cache, for the long lane of a tier."""
-        return self.placement.lanes.share_sequences
-
-    @long_share.setter
-    def long_share(self, share: float) -> None:
-        """The operator's share of sequences brings the one of the KV cache back with it."""
-        sequences, kv = self._own_long_shares
-        self.placement.lanes = replace(
-            self.placement.lanes, share_sequences=share, share_kv=kv if share == sequences else share
-        )
-
-    @property
-    def brakes(self) -> Brakes:
-        return self.placement.brakes
+    def turn(self, knob: Knob, value: float) -> None:
+        """Turns one of `QUEUE_KNOBS`. Raises `ValueError` for a share outside (0, 1]."""
+        self._turn(self.knobs.turned(knob, value))
 
     def set_brakes(self, brakes: Brakes, now_s: float) -> None:
         """Replaces all brakes. A braked tier does not age, and what has moved up from it goes back."""
-        self.placement.brakes = brakes
-        self._set_ageing()
+        self._turn(replace(self.knobs, brakes=brakes))
         self.queue.take_back(brakes.shares.keys(), now_s)
-
-    @property
-    def prefix_weight(self) -> float:
-        return self.placement.scorer.prefix_weight
-
-    @prefix_weight.setter
-    def prefix_weight(self, weight: float) -> None:
-        self.placement.scorer.prefix_weight = weight
 
     def set_order(self, order_name: str) -> None:
         """Applies to waiting requests, too. Raises `UnknownPolicy`."""
@@ -166,10 +109,11 @@ class FlowController:
 
     def full(self, tenant_id: str) -> QueueFull | None:
         """Why another request of the tenant would be refused now; None: there is room."""
-        if self.tenants.num_queued(tenant_id) >= self._max_queued_per_tenant:
-            return QueueFull(True, self._max_queued_per_tenant, self._retry_after_s())
-        if len(self.queue) >= self._max_queued:
-            return QueueFull(False, self._max_queued, self._retry_after_s())
+        settings = self.settings
+        if self.tenants.num_queued(tenant_id) >= settings.max_queued_per_tenant:
+            return QueueFull(True, settings.max_queued_per_tenant, self._retry_after_s())
+        if len(self.queue) >= settings.max_queued:
+            return QueueFull(False, settings.max_queued, self._retry_after_s())
         return None
 
     def put_back(
@@ -412,14 +356,12 @@ class FlowController:
 
     # ------------------------------------------------------------ inside
 
-    def _set_ageing(self) -> None:
-        braked = self.brakes.shares
-        self.queue.set_ageing(
-            [
-                math.inf if tier in braked else seconds * self._ageing_factor
-                for tier, seconds in enumerate(self._ageing_s)
-            ]
-        )
+    def _turn(self, knobs: QueueKnobs) -> None:
+        settings, placement = knobs.applied(self.settings), self.placement
+        self.knobs = knobs
+        placement.window, placement.lanes, placement.brakes = settings.window, settings.lanes, knobs.brakes
+        placement.scorer.prefix_weight = knobs.prefix_weight
+        self.queue.set_ageing(settings.ageing_s)
 
     def _lines_ahead(self, entry_id: str, now_s: float) -> list[TenantLine]:
         return self.queue.lines_ahead(entry_id, now_s)

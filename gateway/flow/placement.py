@@ -8,9 +8,10 @@ from enum import Enum
 from typing import Protocol
 
 from engine.scheduling.brakes import NO_BRAKES
-from gateway.flow.lanes import LONG, LaneRule
+from gateway.flow.knobs import QueueSettings
+from gateway.flow.lanes import LONG
 from gateway.flow.types import InFlight, Ticket
-from gateway.flow.window import NUM_RANKS, KeptRoom, Replica, ReplicaLoad, WindowRule
+from gateway.flow.window import NUM_RANKS, KeptRoom, Replica, ReplicaLoad
 
 Score = tuple[float, ...]
 """The smaller the better."""
@@ -90,13 +91,12 @@ class Blocked(Enum):
 class Placement:
     """The load of every replica. One writer: the flow controller."""
 
-    def __init__(self, window: WindowRule, lanes: LaneRule, scorer: Scorer) -> None:
-        self.window = window
-        self.lanes = lanes
-        self._promised_window, self._promised_lanes = window, lanes
+    def __init__(self, settings: QueueSettings, scorer: Scorer) -> None:
+        self._promised = settings
         """The operator's, which knobs leave as they are: reserved service goes by them."""
-        self.brakes = NO_BRAKES
         self.scorer = scorer
+        self.window, self.lanes = settings.window, settings.lanes
+        self.brakes = NO_BRAKES
         self._loads: defaultdict[str, ReplicaLoad] = defaultdict(ReplicaLoad)
         self._long_loads: defaultdict[str, ReplicaLoad] = defaultdict(ReplicaLoad)
 
@@ -147,7 +147,7 @@ class Placement:
             if (
                 self.window.has_room(*asked, is_owed=is_owed)
                 or (is_owed_at(replica) and self.window.has_room(*asked, is_owed=True))
-                or (is_promised and self._promised_window.has_room(*asked))
+                or (is_promised and self._promised.window.has_room(*asked))
             ):
                 roomy.append((replica, load))
             else:
@@ -216,5 +216,5 @@ class Placement:
         return (
             load is None
             or self.lanes.has_room(replica, load, *asked)
-            or (is_promised and self._promised_lanes.has_room(replica, load, *asked))
+            or (is_promised and self._promised.lanes.has_room(replica, load, *asked))
         )

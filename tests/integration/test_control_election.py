@@ -16,8 +16,9 @@ import redis
 import redis.asyncio
 
 from gateway.dispatch.control_feed import ControlFeed
-from gateway.flow.control_rules import DEFAULT_BOUNDS, REVERSAL_S, Control, ControlMode, Knob
+from gateway.flow.control_rules import REVERSAL_S, Control, ControlMode
 from gateway.flow.deadline_check import FIRM
+from gateway.flow.knobs import DEFAULT_BOUNDS, Knob
 from gateway.flow.shared.control_session import IN_FORCE_S, LOCK_S
 from tests.support.control_pool import ControlRoom, LoopGateway, observed
 from tests.unit.gateway.pools.test_control_loop import snapshot_of
@@ -307,7 +308,7 @@ async def test_where_a_table_says_that_knobs_rest_all_have_them_there_without_ac
     assert not any(move.is_made for move in advised)
     await west.loop.turn(4.0)
     for each in (east, west):
-        assert each.flow.long_share == 0.25
+        assert each.flow.knobs.long_share == 0.25
         assert (each.flow.placement.window.batch_cap, set(each.budgets)) == (1.0, {1.0}), (
             "advice alone moves nothing"
         )

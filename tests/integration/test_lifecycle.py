@@ -28,7 +28,6 @@ from engine.messages import (
     StepTime,
     Submit,
 )
-from engine.scheduling.counters import ServiceCounters
 from gateway.budget.holds import Holds
 from gateway.cluster.crash_charge import reckon
 from gateway.dispatch.admission import Admission
@@ -39,7 +38,6 @@ from gateway.domain.outcomes import RequestOutcome
 from gateway.error_mapping import refusal_of
 from gateway.errors import ApiError
 from gateway.estimates.estimator import Estimator
-from gateway.flow.controller import FlowController
 from gateway.flow.window import WindowRule
 from gateway.metrics.registry import Metrics
 from gateway.requests.lifecycle import Lifecycle, LifecycleLimits, PrincipalStandings
@@ -61,6 +59,7 @@ from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import QuotaStoreUnavailable
 from tenants.storage.database import Database, open_database
 from tenants.types import Amounts, Limit, Meter, OnLowBudget, Principal, SubjectKind, Tier, Window
+from tests.support.builders import flow_controller
 from tests.support.engine_process import until
 from tests.support.freed import no_cycles_left
 
@@ -216,10 +215,9 @@ class House:
         clock = asyncio.get_running_loop().time
         self.ledger = Ledger(self.database)
         self.store = MemoryQuotaStore()
-        self.flow = FlowController(
-            "vtc", ServiceCounters(), max_queued=3, max_queued_per_tenant=2, queue_ttl_s=[self.ttl_s] * 3,
-            window=WindowRule(0, 1.0), log_records=100,
-        )  # fmt: skip
+        self.flow = flow_controller(
+            max_queued=3, max_queued_per_tenant=2, queue_ttl_s=[self.ttl_s] * 3, log_records=100
+        )
         self.dispatcher = Dispatcher(
             self.flow, ReplicaSet([self.engine, *self.others]), clock, engine_grace_s=0.0
         )

@@ -301,7 +301,7 @@ FLOW_MUTATIONS = mutations_of(
         (
             "gateway/flow/placement.py",
             "control: a reservation is shrunk by a knob",
-            "                or (is_promised and self._promised_window.has_room(*asked))\n",
+            "                or (is_promised and self._promised.window.has_room(*asked))\n",
             "",
             KNOBS,
         ),

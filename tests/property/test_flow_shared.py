@@ -30,17 +30,15 @@ from hypothesis.stateful import (
 from engine.entry import OUTPUT_TOKEN_COST, QueueEntry, cost_of
 from engine.messages import TenantShare
 from engine.scheduling.brakes import Brakes
-from engine.scheduling.counters import ServiceCounters
-from gateway.flow.control_rules import Knob
 from gateway.flow.controller import FlowController, Ticket
+from gateway.flow.knobs import Knob
 from gateway.flow.lanes import LONG, LaneRule
-from gateway.flow.shared import codec
-from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.control_session import IN_FORCE_S
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.types import RESUMES
-from gateway.flow.window import Replica, WindowRule
+from gateway.flow.window import Replica
 from gateway.pools.control_loop import queue_setters
+from tests.support.builders import flow_controller
 from tests.support.shared_pool import Pool, PoolGateway
 
 MAX_QUEUED = 14
@@ -86,19 +84,17 @@ ROUNDING = 100
 """Of millionths of a cost token: the parts of a charge are rounded by themselves."""
 
 
-def parts() -> dict[str, Any]:
-    return {
-        "max_queued": MAX_QUEUED,
-        "max_queued_per_tenant": MAX_QUEUED_PER_TENANT,
-        "window": WindowRule(1, 1.0),
-        "ageing_s": AGEING_S,
-        "lanes": LANES,
-        "reservation_burst_s": BURST_S,
-    }
-
-
 def controller(kind: type[FlowController], order: str) -> Any:
-    return kind(order, ServiceCounters(), queue_ttl_s=(1e9, 1e9, 1e9), log_records=10, **parts())
+    return flow_controller(
+        order,
+        kind=kind,
+        lookahead=1,
+        max_queued=MAX_QUEUED,
+        max_queued_per_tenant=MAX_QUEUED_PER_TENANT,
+        ageing_s=AGEING_S,
+        lanes=LANES,
+        reservation_burst_s=BURST_S,
+    )
 
 
 class Histories(RuleBasedStateMachine):
@@ -116,21 +112,8 @@ class Histories(RuleBasedStateMachine):
         self.pool = Pool(self.client)
         self.pool.forget()
         self.union = controller(FlowController, order)
-        pool_rule = PoolRule(
-            MAX_QUEUED,
-            MAX_QUEUED_PER_TENANT,
-            1,
-            1.0,
-            stale_us=10**12,
-            ageing_s=codec.never_is_zero(AGEING_S),
-            share_sequences=LANES.share_sequences,
-            share_kv=LANES.share_kv,
-            batch_share=LANES.batch_share,
-            reservation_burst_s=BURST_S,
-        )
         self.gateways = [
-            PoolGateway(self.pool, name, controller(Mirror, order), pool_rule, REPLICAS, 1)
-            for name in ("east", "west")
+            PoolGateway(self.pool, name, controller(Mirror, order), REPLICAS, 1) for name in ("east", "west")
         ]
         self.out: dict[str, set[int]] = {"a": set(), "b": set()}
         """Of each replica, the gateways that know it to be out."""
@@ -736,7 +719,7 @@ def _is_braked(flow: FlowController, ticket: Ticket) -> bool:
     """Whether its tier holds all that it may, everywhere."""
     rank, loads = ticket.entry.tier, [flow.placement.load(each.replica_id) for each in REPLICAS]
     return not any(
-        flow.brakes.has_room(
+        flow.knobs.brakes.has_room(
             rank,
             (load.sequences[rank], load.kv_tokens[rank]),
             (ticket.sequences, ticket.kv_tokens),

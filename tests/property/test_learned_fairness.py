@@ -13,7 +13,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.flow.control_rules import Knob
+from gateway.flow.knobs import Knob
 from gateway.flow.lanes import LaneRule
 from gateway.flow.learned.actions import Actions
 from gateway.pools.control_loop import queue_setters

@@ -19,14 +19,13 @@ from engine.forecast.wait.picture import QUANTILES, AnswerLength
 from engine.forecast.wait.replayed_engine import EngineLoad
 from engine.grammar.compiler import Grammars
 from engine.messages import Grammar, StepTime, Submit, TenantShare
-from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.options import PolicyOptions
 from engine.step_time.model import PRIOR
 from engine.virtual.replica import VirtualReplica
 from gateway.estimates.engine_load import flights_of
-from gateway.flow.controller import FlowController, Ticket
-from gateway.flow.window import Replica, WindowRule
-from tests.support.builders import virtual_prompt
+from gateway.flow.controller import Ticket
+from gateway.flow.window import Replica
+from tests.support.builders import flow_controller, virtual_prompt
 from tests.support.pictures import forecast_of, picture
 
 REPLICA_ID = "engine-0"
@@ -98,15 +97,7 @@ class VirtualGateway:
         )
         self.clock = self.replica.clock
         self.lengths = lengths if lengths is not None else LengthForecast()
-        self.flow = FlowController(
-            policy,
-            ServiceCounters(),
-            max_queued=10_000,
-            max_queued_per_tenant=10_000,
-            queue_ttl_s=(1e9, 1e9, 1e9),
-            window=WindowRule(lookahead_sequences=lookahead_sequences, kv_window=1.0),
-            log_records=log_records,
-        )
+        self.flow = flow_controller(policy, lookahead=lookahead_sequences, log_records=log_records)
         self.sees_arrivals = True
         self.recent = RecentArrivals()
         self.done: list[Done] = []

@@ -240,7 +240,7 @@ class PoolSession:
             self._life += 1
             self._number = 0
             self._has_engine = bool(replicas)
-            brakes = _shares(self.mirror.brakes)
+            brakes = _shares(self.mirror.knobs.brakes)
             returns = bool(self._epoch) or self.is_broken
             passage = codec.Joining(self.rule, self.mirror.order_name, brakes, returns)
             acts += [

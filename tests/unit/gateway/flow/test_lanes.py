@@ -16,13 +16,15 @@ from tests.support.builders import flow_controller
 
 INTERACTIVE, STANDARD, BATCH = 0, 1, 2
 
+ONE_LANE = LaneRule()
+
 
 class Queue:
     """A controller over replicas of 4 places and 1,000 KV tokens."""
 
     def __init__(
         self,
-        lanes: LaneRule | None = None,
+        lanes: LaneRule = ONE_LANE,
         names: str = "a",
         lookahead: int = 0,
         policy: str = "vtc",

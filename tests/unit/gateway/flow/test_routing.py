@@ -9,9 +9,9 @@ import pytest
 from engine.entry import QueueEntry
 from engine.messages import StepTime
 from gateway.flow.controller import Ticket
+from gateway.flow.knobs import Knob
 from gateway.flow.placement import Score, Scorer
-from gateway.flow.prefix_index import PrefixIndex, prefix_hashes
-from gateway.flow.routing import PrefixRouter
+from gateway.flow.routing import PrefixIndex, PrefixRouter, prefix_hashes
 from gateway.flow.types import InFlight
 from gateway.flow.window import Replica, ReplicaLoad
 from ops.reporting import quantile
@@ -219,7 +219,7 @@ def test_what_is_cached_counts_as_much_as_its_weight_says() -> None:
     chosen = {}
     for weight in (0.0, 1.0, 4.0):
         pool = Pool()
-        pool.flow.prefix_weight = weight
+        pool.flow.turn(Knob.PREFIX_WEIGHT, weight)
         chosen[weight] = [pool.send(prompt), pool.send(prompt)]
     assert chosen == {0.0: ["a", "b"], 1.0: ["a", "a"], 4.0: ["a", "a"]}
 

@@ -13,9 +13,10 @@ from engine.forecast.length.length import LengthForecast
 from engine.messages import EngineKnobs, Snapshot
 from engine.step_time.model import PRIOR
 from gateway.dispatch.admission import Admission
-from gateway.flow.control_rules import DEFAULT_BOUNDS, RULES, Control, ControlMode, Knob, Move
+from gateway.flow.control_rules import RULES, Control, ControlMode, Move
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.deadline_check import FIRM, LENIENT
+from gateway.flow.knobs import DEFAULT_BOUNDS, Knob
 from gateway.flow.routing import PrefixRouter
 from gateway.flow.window import Replica, WindowRule
 from gateway.pools.control_loop import ControlLoop, bounds_of, queue_setters, setters_of
@@ -126,7 +127,11 @@ def test_what_was_met_and_found_in_caches_is_seen() -> None:
         Knob.LOOKAHEAD: True,
         Knob.PREFIX_WEIGHT: True,
     }
-    assert (flow.batch_share, flow.prefix_weight, flow.placement.window.lookahead_sequences) == (0.85, 1.5, 3)
+    assert (flow.knobs.batch_share, flow.knobs.prefix_weight, flow.placement.window.lookahead_sequences) == (
+        0.85,
+        1.5,
+        3,
+    )
 
 
 def test_who_is_expected_late_and_who_was_served_in_good_time_is_seen() -> None:
@@ -154,10 +159,10 @@ def knobs_of(flow: FlowController) -> dict[Knob, float]:
     return {
         Knob.BATCH_CAP: flow.placement.window.batch_cap,
         Knob.LOOKAHEAD: flow.placement.window.lookahead_sequences,
-        Knob.AGEING: flow.ageing_factor,
-        Knob.BATCH_SHARE: flow.batch_share,
-        Knob.PREFIX_WEIGHT: flow.prefix_weight,
-        Knob.LONG_SHARE: flow.long_share,
+        Knob.AGEING: flow.knobs.ageing,
+        Knob.BATCH_SHARE: flow.knobs.batch_share,
+        Knob.PREFIX_WEIGHT: flow.knobs.prefix_weight,
+        Knob.LONG_SHARE: flow.knobs.long_share,
     }
 
 
@@ -205,12 +210,12 @@ def test_a_brake_bounds_batchs_share_and_lets_it_go_again() -> None:
     flow = queue()
     acting = ControlLoop(ControlMode.ACTING, "tiny", flow, [], LengthForecast(), queue_setters(flow))
     acting.bound(Knob.BATCH_SHARE, 0.25)
-    assert flow.batch_share == acting.control.values[Knob.BATCH_SHARE] == 0.25
+    assert flow.knobs.batch_share == acting.control.values[Knob.BATCH_SHARE] == 0.25
     acting.bound(Knob.BATCH_SHARE, 1.0)
-    assert flow.batch_share == 1.0
+    assert flow.knobs.batch_share == 1.0
     for mode, setters in ((ControlMode.ADVICE, queue_setters(flow)), (ControlMode.ACTING, {})):
         ControlLoop(mode, "tiny", flow, [], LengthForecast(), setters).bound(Knob.BATCH_SHARE, 0.25)
-        assert flow.batch_share == 1.0, "it is not this loop's to move"
+        assert flow.knobs.batch_share == 1.0, "it is not this loop's to move"
 
 
 def test_a_knob_rests_where_the_operator_put_it_though_that_is_beyond_its_bounds() -> None:
@@ -234,9 +239,9 @@ def test_faster_ageing_counts_for_who_waits_and_slower_ageing_moves_nobody_down(
     assert flow.enqueue(filler, 0.0) is None
     assert len(flow.dispatch(0.0, [FULL])) == 1
     assert bands(40.0) == [2, 2]
-    flow.ageing_factor = 0.25
+    flow.turn(Knob.AGEING, 0.25)
     assert bands(41.0) == [1, 2], "25 s are enough"
     assert bands(51.0) == [0, 2]
-    flow.ageing_factor = 1.0
+    flow.turn(Knob.AGEING, 1.0)
     assert bands(61.0) == [0, 2]
     assert bands(136.0) == [0, 1]

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from gateway.flow.control_rules import ControlMode, Knob, Move
+from gateway.flow.control_rules import ControlMode, Move
 from gateway.flow.deadline_check import STRICT
+from gateway.flow.knobs import Knob
 from ops.bench.estimates import control
 from ops.bench.estimates.control import REST, SETTINGS, ControlCase, Setting, dist_shift, most_reversals, run
 from ops.cli.main import cli
