@@ -116,6 +116,7 @@ class PoolBudget(Protocol):
 class SimulatedPool:
     """Replicas behind one queue, for one run. Raises `UnknownPolicy` and ValueError for options."""
 
+    # Options of an experiment: a caller names two or three of them.
     def __init__(
         self,
         policy: str,
@@ -125,7 +126,6 @@ class SimulatedPool:
         options: PolicyOptions | None = None,
         predictions: Predictions | None = None,
         prefix_caching: bool = True,
-        padded: bool = False,
         runs: bool = True,
         watch: PoolObserver | None = None,
         stepwise: bool = False,
@@ -148,7 +148,6 @@ class SimulatedPool:
         self._predictions = predictions if predictions is not None else Learned()
         self._prefix_caching = prefix_caching
         self._runs = runs
-        self._padded = padded
         self._stepwise = stepwise
         self._declared_tokens = declared_tokens
         self.watch = watch or PoolObserver()
@@ -190,7 +189,7 @@ class SimulatedPool:
             self._config,
             machine.timing,
             make_shapes(
-                padded=self._padded or machine.padded,
+                padded=machine.padded,
                 keeps_rows=machine.keeps_rows or self.policy in SIMULATED,
             ),
             num_blocks=machine.num_blocks,
