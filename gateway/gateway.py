@@ -63,7 +63,7 @@ from gateway.explain.slo_monitor import SloMonitor
 from gateway.explain.timeline_writer import TimelineWriter
 from gateway.flow.controller import FlowController
 from gateway.flow.knobs import Knob
-from gateway.flow.placement import LeastLoaded
+from gateway.flow.placement import Scorer
 from gateway.flow.routing import PrefixRouter
 from gateway.flow.shared.mirror import Mirror
 from gateway.metrics.control import ControlCollector
@@ -287,7 +287,7 @@ class Gateway:
             make_policy(config.policy, config.policy_options).order,
             ServiceCounters(),
             config.queue_settings(),
-            PrefixRouter() if len(spec.upstreams) > 1 or spec.upstreams.may_change else LeastLoaded(),
+            PrefixRouter() if len(spec.upstreams) > 1 or spec.upstreams.may_change else Scorer(),
         )
         shared = (
             sharing.open(spec.name, flow, config, deps.clock)

@@ -23,7 +23,7 @@ from gateway.flow.knobs import Knob, QueueKnobs, QueueSettings
 from gateway.flow.lanes import LONG, ORDINARY
 from gateway.flow.learned.switch import ArrivalTrend
 from gateway.flow.mclock import MclockReservations
-from gateway.flow.placement import LeastLoaded, Placement, Scorer
+from gateway.flow.placement import Placement, Scorer
 from gateway.flow.queue import RequestQueue
 from gateway.flow.tenant_stats import TenantFlow, TenantFlows, TenantLine, tokens_ahead
 from gateway.flow.types import (
@@ -70,7 +70,7 @@ class FlowController:
         self.knobs = settings.rests
         """Changed by `turn` and `set_brakes` alone."""
         self.queue = RequestQueue(order_name, counters, settings, lag=self._lag)
-        self.placement = Placement(settings, scorer or LeastLoaded())
+        self.placement = Placement(settings, scorer or Scorer())
         self._reservations = MclockReservations(settings.reservation_burst_s)
         self.in_flight = InFlightRequests(counters, self.placement, self._reservations)
         self.tenants = TenantFlows()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Protocol
 
 from engine.scheduling.brakes import NO_BRAKES
 from gateway.flow.knobs import QueueSettings
@@ -17,66 +16,37 @@ Score = tuple[float, ...]
 """The smaller the better."""
 
 
-class Scorer(Protocol):
-    """Chooses among replicas with room; notified of every dispatch and end."""
-
-    wants_prefixes: bool
-    """Whether it uses `Ticket.prefix_hashes`."""
-    prefix_weight: float
-    """How much a cached prefix counts: 1 for what it saves, 0 for nothing."""
-
-    def scores(
-        self, ticket: Ticket, rank: int, candidates: Sequence[tuple[Replica, ReplicaLoad]], now_s: float
-    ) -> Sequence[Score]:
-        """One score a candidate for a request of tier `rank` at the engine. Changes nothing."""
-        ...
-
-    def dispatched(self, flight: InFlight, replica: Replica, now_s: float) -> None: ...
-
-    def first_token(self, entry_id: str) -> None:
-        """Its prompt is computed. Idempotent."""
-        ...
-
-    def foreseen(self, entry_id: str, left_tokens: int) -> None:
-        """Expected further tokens, all sequences together."""
-        ...
-
-    def ended(self, entry_id: str) -> None: ...
-
-    def forget(self, replica_id: str) -> None: ...
-
-
 def least_loaded(rank: int, replica: Replica, load: ReplicaLoad) -> Score:
     """Work that a request of tier `rank` would have to share with, then all work, per place."""
     ahead = load.ahead_of(rank)[0] / replica.max_sequences
     return (ahead, sum(load.sequences) / replica.max_sequences)
 
 
-class LeastLoaded:
-    """Implements `Scorer`: the fewest sequences of its tier and above, then the fewest of all."""
+class Scorer:
+    """Chooses among replicas with room, here the least loaded; notified of every dispatch and end."""
 
     wants_prefixes = False
-    prefix_weight = 0.0
+    """Whether it uses `Ticket.prefix_hashes`."""
+    prefix_weight = 1.0
+    """How much a cached prefix counts: 1 for what it saves, 0 for nothing."""
 
     def scores(
         self, ticket: Ticket, rank: int, candidates: Sequence[tuple[Replica, ReplicaLoad]], now_s: float
     ) -> Sequence[Score]:
+        """One score a candidate for a request of tier `rank` at the engine. Changes nothing."""
         return [least_loaded(rank, replica, load) for replica, load in candidates]
 
-    def dispatched(self, flight: InFlight, replica: Replica, now_s: float) -> None:
-        pass
+    def dispatched(self, flight: InFlight, replica: Replica, now_s: float) -> None: ...
 
     def first_token(self, entry_id: str) -> None:
-        pass
+        """Its prompt is computed. Idempotent."""
 
     def foreseen(self, entry_id: str, left_tokens: int) -> None:
-        pass
+        """Expected further tokens, all sequences together."""
 
-    def ended(self, entry_id: str) -> None:
-        pass
+    def ended(self, entry_id: str) -> None: ...
 
-    def forget(self, replica_id: str) -> None:
-        pass
+    def forget(self, replica_id: str) -> None: ...
 
 
 class Blocked(Enum):

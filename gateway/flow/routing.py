@@ -25,7 +25,7 @@ from hashlib import blake2b
 
 from engine.sizes import DECODE_TOKENS
 from engine.step_time.model import predict_decodes_s
-from gateway.flow.placement import Score, least_loaded
+from gateway.flow.placement import Score, Scorer, least_loaded
 from gateway.flow.types import InFlight, Ticket
 from gateway.flow.window import Replica, ReplicaLoad
 
@@ -103,14 +103,13 @@ class _Under:
     sequences: int
 
 
-class PrefixRouter:
-    """Implements `Scorer`, with one index per replica. One router per pool."""
+class PrefixRouter(Scorer):
+    """Scores by predicted TTFT, with one index per replica. One router per pool."""
 
     wants_prefixes = True
 
     def __init__(self, *, block_tokens: int = BLOCK_TOKENS, max_age_s: float = MAX_AGE_S) -> None:
         """`block_tokens`: the size of the blocks whose hashes tickets carry."""
-        self.prefix_weight = 1.0
         self._block_tokens = block_tokens
         self._max_age_s = max_age_s
         self._indexes: dict[str, PrefixIndex] = {}

@@ -146,11 +146,8 @@ def test_a_faster_replica_is_preferred_until_its_queue_is_longer() -> None:
     assert 5 <= chosen.count("a") < 8
 
 
-class RoundRobin:
-    """Implements `Scorer`: one replica after the other."""
-
-    wants_prefixes = False
-    prefix_weight = 0.0
+class RoundRobin(Scorer):
+    """One replica after the other."""
 
     def __init__(self) -> None:
         self._turns: dict[str, int] = {}
@@ -163,18 +160,6 @@ class RoundRobin:
 
     def dispatched(self, flight: InFlight, replica: Replica, now_s: float) -> None:
         self._turns[replica.replica_id] = max(self._turns.values(), default=0) + 1
-
-    def first_token(self, entry_id: str) -> None:
-        pass
-
-    def foreseen(self, entry_id: str, left_tokens: int) -> None:
-        pass
-
-    def ended(self, entry_id: str) -> None:
-        pass
-
-    def forget(self, replica_id: str) -> None:
-        pass
 
 
 def routed(trace: Sequence[Conversation], router: Scorer) -> tuple[int, float, list[int]]:
