@@ -53,12 +53,12 @@ class LoadCollector(Collector):
             labels=["model", "tier"],
         )
         for tier, rank in TIER_RANKS.items():
-            queued.add_metric([tier], sum(flow.queued_by_tier()[rank] for flow in flows))
+            queued.add_metric([tier], sum(flow.queue.queued_by_tier()[rank] for flow in flows))
             for (model, lagging), tokens in lags.items():
                 if lagging == rank:
                     behind.add_metric([model, tier], tokens)
         yield queued
-        running = sum(flow.num_in_flight for flow in flows)
+        running = sum(len(flow.in_flight) for flow in flows)
         yield GaugeMetricFamily("fairgate_running", "Requests dispatched and not finished.", running)
         yield behind
 

@@ -268,7 +268,7 @@ class Lifecycle:
 
     def is_long(self, run: Run) -> bool:
         tokens = run.call.input_tokens * run.call.choices + run.predicted_output_tokens * run.call.sequences
-        return tokens > self._dispatcher.flow.long_tokens
+        return tokens > self._dispatcher.flow.queue.lane_rule.long_tokens
 
     def offer(self, run: Run, tier: Tier) -> Offer:
         """The prices before and after a move to `tier`. Raises `ApiError`, `UnknownPrice`."""
@@ -290,7 +290,7 @@ class Lifecycle:
     def outlook(self, run: Run) -> Outlook:
         now_s = self._clock()
         expected = self._estimates.of_call(run.call, now_s) if run.in_line else None
-        return outlook(run, expected, self._dispatcher.flow.tickets(), now_s)
+        return outlook(run, expected, self._dispatcher.flow.queue.tickets(), now_s)
 
     async def follow_directory(self) -> None:
         """Applies changed keys and limits: a refused key's requests end (running ones only where told), and
@@ -636,7 +636,7 @@ class Lifecycle:
             if call.principal.reserved_tier is None
             else TIER_RANKS[call.principal.reserved_tier],
             prefix_hashes=call.traits.blocks
-            if self._dispatcher.flow.wants_prefixes and call.traits is not None
+            if self._dispatcher.flow.placement.scorer.wants_prefixes and call.traits is not None
             else (),
             needs=call.needs,
         )

@@ -25,7 +25,8 @@ from engine.virtual.fast_replica import SimulatedReplica, StepsTaken
 from engine.virtual.step_shapes import make_shapes
 from gateway.domain.targets import NO_TARGETS, RequestTargets, targets_of
 from gateway.flow.controller import Dispatch, FlowController, Ticket
-from gateway.flow.window import NUM_RANKS, Replica, WindowRule
+from gateway.flow.knobs import NEVER_S, QueueSettings
+from gateway.flow.window import Replica, WindowRule
 from ops.simulate.machines.machines import Machine
 from ops.simulate.predictions import Learned, Predictions
 from ops.simulate.records import Records
@@ -38,7 +39,9 @@ KV_WINDOW = 1.0
 DECLARED_TOKENS = 4096
 """`max_tokens` of requests, which must not give the answer's length away; longer answers declare theirs."""
 MOST_QUEUED = 5_000_000
-NEVER_S = (float("inf"),) * NUM_RANKS
+SIMULATED_QUEUE = QueueSettings(
+    MOST_QUEUED, MOST_QUEUED, NEVER_S, WindowRule(LOOKAHEAD_SEQUENCES, KV_WINDOW), log_records=1
+)
 
 
 @dataclass(slots=True)
@@ -109,6 +112,7 @@ class PoolBudget(Protocol):
 class SimulatedPool:
     """Replicas behind one queue, for one run. Raises `UnknownPolicy` and ValueError for options."""
 
+    # Options of an experiment: a caller names two or three of them.
     def __init__(
         self,
         policy: str,
@@ -118,7 +122,6 @@ class SimulatedPool:
         options: PolicyOptions | None = None,
         predictions: Predictions | None = None,
         prefix_caching: bool = True,
-        padded: bool = False,
         runs: bool = True,
         watch: PoolObserver | None = None,
         stepwise: bool = False,
@@ -127,7 +130,8 @@ class SimulatedPool:
         budget: Callable[[SimulatedPool], PoolBudget] | None = None,
     ) -> None:
         """`stepwise`: replicas are whole engine cores, and the gateway decides after each step.
-        `declared_tokens`: `max_tokens` of requests without their own. `flow`: options of the controller."""
+        `declared_tokens`: `max_tokens` of requests without their own. `flow`: settings of the queue
+        that differ, and its `scorer`."""
         self.policy = policy
         self.machine = machine
         self.records = Records()
@@ -140,23 +144,14 @@ class SimulatedPool:
         self._predictions = predictions if predictions is not None else Learned()
         self._prefix_caching = prefix_caching
         self._runs = runs
-        self._padded = padded
         self._stepwise = stepwise
         self._declared_tokens = declared_tokens
         self.watch = watch or PoolObserver()
         made = SIMULATED.get(policy, policy)
-        self.flow = FlowController(
-            make_policy(made, options).order,
-            ServiceCounters(),
-            **{
-                "max_queued": MOST_QUEUED,
-                "max_queued_per_tenant": MOST_QUEUED,
-                "queue_ttl_s": NEVER_S,
-                "window": WindowRule(LOOKAHEAD_SEQUENCES, KV_WINDOW),
-                "log_records": 1,
-                **(flow or {}),
-            },
-        )
+        of_queue = dict(flow or {})
+        scorer = of_queue.pop("scorer", None)
+        settings = replace(SIMULATED_QUEUE, **of_queue)
+        self.flow = FlowController(make_policy(made, options).order, ServiceCounters(), settings, scorer)
         self._config = EngineConfig(
             policy=made,
             policy_options=options or PolicyOptions(),
@@ -190,7 +185,7 @@ class SimulatedPool:
             self._config,
             machine.timing,
             make_shapes(
-                padded=self._padded or machine.padded,
+                padded=machine.padded,
                 keeps_rows=machine.keeps_rows or self.policy in SIMULATED,
             ),
             num_blocks=machine.num_blocks,

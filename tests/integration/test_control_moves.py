@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.flow.control_rules import Control, ControlMode, Knob, Move, Observation
+from gateway.flow.control_rules import Control, ControlMode, Move, Observation
+from gateway.flow.knobs import Knob
 from gateway.records import move_recorder
 from gateway.records.move_recorder import MoveRecorder
 from tenants.admin.admin import Admin

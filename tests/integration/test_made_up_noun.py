@@ -97,7 +97,7 @@ async def test_its_acts_rows_file_and_audit(sqlite_url: str, tmp_path: Path) -> 
         audit = [row for row in rows if row["action"].startswith("room.")]
         acts = ["room.set", "room.set", "room.set", "room.remove", "room.remove"]
         assert [row["action"] for row in audit] == acts
-        assert (audit[0]["before"], audit[0]["after"]) == (None, room)
+        assert (audit[0]["before"], audit[0]["after"]["seats"]) == (None, 4)
 
 
 async def test_its_pages(sqlite_url: str, tmp_path: Path) -> None:

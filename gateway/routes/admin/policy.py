@@ -9,7 +9,7 @@ from litestar.params import FromQuery
 
 from engine.scheduling.policy import UnknownPolicy
 from gateway import errors
-from gateway.flow.control_rules import Knob
+from gateway.flow.knobs import Knob
 from gateway.http.asgi import Request
 from gateway.requests.schemas import PolicyChange
 from gateway.routes.admin.common import (

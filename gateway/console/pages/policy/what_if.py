@@ -139,7 +139,7 @@ async def apply(request: Request, run: FromPath[str]) -> Response[str]:
         effects=effects_of(
             plan,
             waiting=sum(len(flow) for flow in flows),
-            running=sum(flow.num_in_flight for flow in flows),
+            running=sum(len(flow.in_flight) for flow in flows),
             replicas=shown.asked.replicas,
         ),
         action=f"{RUNS}/{shown.run_id}/apply",
