@@ -18,7 +18,7 @@ from gateway.requests.vectors import calls
 from tenants.admin import validation
 from tenants.admin.audit import MAX_TEXT
 from tenants.admin.cursor import CURSOR, DEFAULT_PAGE, MAX_PAGE
-from tenants.admin.lists import flow, usage
+from tenants.admin.lists import usage
 from tenants.admin.platform.brakes import BRAKED_TIERS, MAX_BRAKE_S
 from tenants.admin.slos import MAX_TARGET_S, MIN_TARGET_S
 from tenants.counts import refusal_store
@@ -75,7 +75,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "code": text(refusal_store.MAX_CODE_CHARACTERS),
     **dict.fromkeys(("limit_id", "request_id"), text(refusal_store.MAX_ID_CHARACTERS)),
     **dict.fromkeys(("outcome", "cause"), text(usage.MAX_TEXT)),
-    **dict.fromkeys(("pool", "replica"), text(flow.MAX_NAME)),
+    "replica": text(Filter().most),
     **dict.fromkeys(("actor", "subject"), text(MAX_TEXT)),
     "end_user": {"maxLength": MAX_END_USER_CHARS},
     "time_zone": form(validation.ZONE, validation.MAX_ZONE_CHARS),

@@ -75,6 +75,10 @@ class Filter:
     choices: tuple[str, ...] = ()
     most: int = 256
     """Characters."""
+    option: str = ""
+    """On the command line, with spaces between several; empty: its name with dashes."""
+    ago: str = ""
+    """Of a time: what the command takes where it is not given, such as 24h."""
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -333,6 +337,8 @@ class Resource(Generic[R]):
     """A reference may be a name, beside the tenant's: routes and commands take `tenant`, too."""
     is_whole: bool = False
     """Its command lists all there are, as a JSON list without pages."""
+    rows: int = 50
+    """Of a page of its command, where it is not given."""
     acts: tuple[ResourceAct, ...] = ()
     file: tuple[str, ...] = ()
     """Columns of the list as a CSV file; empty: it has none."""

@@ -16,8 +16,8 @@ from gateway.console.pages.platform.upstreams import (
     replica_row,
 )
 from gateway.deps import ShownSetting
-from tenants.admin.lists.flow import EngineRow
 from tenants.counts.minute_store import MINUTE_US, EngineKey, EngineMinute
+from tenants.resources.minutes import EngineRow
 
 
 def test_only_fields_that_changed_are_shown_also_within_others() -> None:
