@@ -16,7 +16,6 @@ from gateway.requests.parse import LEFT_OUT_PARTS, MAX_METADATA, ROLES
 from gateway.requests.schemas import RANGES, Range
 from gateway.requests.vectors import calls
 from tenants.admin import validation
-from tenants.admin.audit import MAX_TEXT
 from tenants.admin.cursor import CURSOR, DEFAULT_PAGE, MAX_PAGE
 from tenants.admin.lists import usage
 from tenants.admin.platform.brakes import BRAKED_TIERS, MAX_BRAKE_S
@@ -76,7 +75,6 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("limit_id", "request_id"), text(refusal_store.MAX_ID_CHARACTERS)),
     **dict.fromkeys(("outcome", "cause"), text(usage.MAX_TEXT)),
     "replica": text(Filter().most),
-    **dict.fromkeys(("actor", "subject"), text(MAX_TEXT)),
     "end_user": {"maxLength": MAX_END_USER_CHARS},
     "time_zone": form(validation.ZONE, validation.MAX_ZONE_CHARS),
 }
@@ -170,7 +168,7 @@ def _of_filter(one: Filter) -> dict[str, Any]:
         case Kind.SINCE | Kind.UNTIL:
             return {"type": "string"} | _INSTANT
         case _:
-            return {"type": "string"} | text(one.most)
+            return {"type": "string"} | text(one.most) | dict(one.schema or {})
 
 
 def complete(schemas: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from ops.cli.base import Command, Group, answer
 from ops.cli.options import Duration, PastInstant
 from ops.reporting import table
 from tenants.admin.cursor import MAX_PAGE
+from tenants.audit.field_changes import words
 from tenants.directory.records import from_us
 from tenants.errors import Invalid
 from tenants.fields import CommandField, command_of, fields_of
@@ -114,7 +115,7 @@ def _again() -> str:
     return shlex.join([*context.command_path.split(), *options])
 
 
-_NAMES = {Form.TENANT: "tenant_id", Form.PROJECT: "project_id", Form.KEY: "key_id"}
+_NAMES = {Form.TENANT: "tenant_id", Form.PROJECT: "project_id", Form.KEY: "key_id", Form.CHANGES: "before"}
 
 
 def _has(row: Mapping[str, Any], shown: Shown) -> bool:
@@ -132,6 +133,8 @@ def _cell(row: Mapping[str, Any], shown: Shown) -> object:
             return value or row.get(_NAMES[shown.form])
         case Form.KEY:
             return row.get("key_name") or row.get("key_id")
+    if shown.form is Form.CHANGES:
+        return words(row["before"], row["after"])
     if value is None:
         return None if shown.missing == "–" else shown.missing
     if isinstance(value, bool):

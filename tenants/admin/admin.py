@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from tenants.admin.keys import KeyActs
 from tenants.admin.ledger import LedgerActs
 from tenants.admin.limits import LimitActs
-from tenants.admin.lists.audit import AuditReads
 from tenants.admin.lists.engine_time import EngineTimeReads
 from tenants.admin.lists.person_sessions import PersonSessionActs
 from tenants.admin.lists.sessions import SessionReads
@@ -47,7 +46,6 @@ class Admin:
         self.drains = DrainActs(transactions)
         self.policy = PolicyActs(transactions)
         self.ledger = LedgerActs(transactions)
-        self.audit = AuditReads(transactions)
         self.usage = UsageActs(transactions)
         self.sessions = SessionReads(transactions)
         self.engine_time = EngineTimeReads(transactions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tenants.resources.audit import AUDIT
 from tenants.resources.counts import CALIBRATION, REFUSAL_COUNTS
 from tenants.resources.ended import ENDED
 from tenants.resources.minutes import ENGINES, FLOW
@@ -21,4 +22,5 @@ RESOURCES: tuple[Resource[Any], ...] = (
     MOVES,
     FLOW,
     ENGINES,
+    AUDIT,
 )

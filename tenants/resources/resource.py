@@ -49,6 +49,7 @@ class Kind(StrEnum):
     """The same, exclusive."""
 
 
+PAGE_TIMES = {Kind.SINCE: "from", Kind.UNTIL: "to"}
 LABELS = {Kind.SINCE: "From (UTC)", Kind.UNTIL: "Until (UTC)"}
 MOST = dict.fromkeys((Kind.TENANT, Kind.PROJECT, Kind.KEY), 64)
 """Characters of names, ids and prefixes."""
@@ -73,12 +74,15 @@ class Filter:
     """On pages; empty: the field's name."""
     help: str = ""
     choices: tuple[str, ...] = ()
+    """Of a text: suggestions."""
     most: int = 256
     """Characters."""
     option: str = ""
     """On the command line, with spaces between several; empty: its name with dashes."""
     ago: str = ""
     """Of a time: what the command takes where it is not given, such as 24h."""
+    schema: Mapping[str, Any] | None = None
+    """Further keywords of JSON Schema."""
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -92,6 +96,11 @@ class NamedFilter(NamedTuple):
     """In addresses, and with dashes as an option: `from` of the field `since`."""
     default: Any
     filter: Filter
+
+    @property
+    def page_name(self) -> str:
+        """In addresses of pages: all have `from` and `to`."""
+        return PAGE_TIMES.get(self.filter.kind, self.name)
 
 
 @cache
@@ -137,6 +146,8 @@ class Form(StrEnum):
     PROJECT = "project"
     KEY = "key"
     """These by name, else by id."""
+    CHANGES = "changes"
+    """The fields that differ between the row's `before` and `after`."""
     LINKS = "links"
     """Pairs of a text and the address that it leads to."""
 
