@@ -18,9 +18,8 @@ from gateway.requests.parse import LEFT_OUT_PARTS, MAX_METADATA, ROLES
 from gateway.requests.schemas import RANGES, Range
 from gateway.requests.vectors import calls
 from tenants.admin import validation
-from tenants.admin.audit import MAX_TEXT
 from tenants.admin.cursor import CURSOR, DEFAULT_PAGE, MAX_PAGE
-from tenants.admin.lists import flow, usage
+from tenants.admin.lists import usage
 from tenants.admin.platform.brakes import BRAKED_TIERS, MAX_BRAKE_S
 from tenants.counts import refusal_store
 from tenants.fields import fields_of
@@ -76,8 +75,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "code": text(refusal_store.MAX_CODE_CHARACTERS),
     **dict.fromkeys(("limit_id", "request_id"), text(refusal_store.MAX_ID_CHARACTERS)),
     **dict.fromkeys(("outcome", "cause"), text(usage.MAX_TEXT)),
-    **dict.fromkeys(("pool", "replica"), text(flow.MAX_NAME)),
-    **dict.fromkeys(("actor", "subject"), text(MAX_TEXT)),
+    "replica": text(Filter().most),
     "end_user": {"maxLength": MAX_END_USER_CHARS},
     "time_zone": form(validation.ZONE, validation.MAX_ZONE_CHARS),
 }
@@ -168,7 +166,7 @@ def _of_filter(one: Filter) -> dict[str, Any]:
         case Kind.SINCE | Kind.UNTIL:
             return {"type": "string"} | _INSTANT
         case _:
-            return {"type": "string"} | text(one.most)
+            return {"type": "string"} | text(one.most) | dict(one.schema or {})
 
 
 def annotate(schemas: dict[str, Any], structs: Iterable[type[msgspec.Struct]]) -> None:

@@ -23,7 +23,7 @@ OWN = {
         *("run.serve", "run.demo", "run.engine", "run.db"),
         *("inspect.top", "inspect.status", "admin.tenant", "admin.project", "admin.key", "admin.limit"),
         *("admin.slo", "admin.person", "admin.brake", "inspect.request", "refusal"),
-        *("inspect.flow", "inspect.quote", "inspect.audit"),
+        *("flow", "inspect.quote", "inspect.audit"),
         *("admin.price", "admin.model", "admin.upstream", "admin.usage", "admin.webhook"),
         *("inspect.ledger", "policy.policy", "inspect.forecast"),
         *("config.export", "config.diff", "config.apply", "config.alerts"),

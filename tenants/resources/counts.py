@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Annotated, Any, NamedTuple
 
 from sqlalchemy import Connection, Integer, func, literal_column, select
 from sqlalchemy.sql import ColumnElement
 
-from tenants.admin import validation
 from tenants.admin.cursor import PAGES, SortKey, beyond
 from tenants.counts.calibration import FIGURES, KEPT_S, KINDS, KeptCount
 from tenants.counts.refusal_store import (
@@ -19,10 +17,9 @@ from tenants.counts.refusal_store import (
     MAX_ID_CHARACTERS,
     MAX_MODEL_CHARACTERS,
 )
-from tenants.directory.records import from_us, to_us
-from tenants.errors import Invalid
+from tenants.directory.records import from_us
 from tenants.people.roles import Act
-from tenants.resources.reading import TIMES, conditions_of
+from tenants.resources.reading import TIMES, conditions_of, span_of
 from tenants.resources.resource import Filter, Form, Json, Kind, ListQuery, PageRequest, Resource, Shown
 from tenants.storage.tables import calibration_counts, refusal_counts
 from tenants.types import Tier
@@ -120,7 +117,7 @@ def _read_refusals(connection: Connection, request: PageRequest) -> tuple[list[G
     """The oldest first."""
     query = request.query
     window_s, groups = WINDOWS_S[query.window], _refusal_groups(query)
-    since_s, until_s = _span(request, USUAL_S[query.window], LONGEST_S[query.window])
+    since_s, until_s = _span_s(request, USUAL_S[query.window], LONGEST_S[query.window])
     # A literal: PostgreSQL takes two parameters of one value for two expressions.
     start = _refused.minute_s - _refused.minute_s % literal_column(str(window_s), Integer)
     first_s: Any = since_s // window_s * window_s
@@ -135,7 +132,7 @@ def _read_refusals(connection: Connection, request: PageRequest) -> tuple[list[G
 def _read_calibration(
     connection: Connection, request: PageRequest
 ) -> tuple[list[GroupedRow], SortKey | None]:
-    since_s, until_s = _span(request, USUAL_CALIBRATION_S, LONGEST_CALIBRATION_S)
+    since_s, until_s = _span_s(request, USUAL_CALIBRATION_S, LONGEST_CALIBRATION_S)
     where = [_kept.hour_s >= since_s // 3600 * 3600, _kept.hour_s < until_s]
     day = _kept.hour_s - _kept.hour_s % literal_column(str(DAY_S), Integer)
     names = _groups(request.query.group_by, BY_DAY)
@@ -168,20 +165,10 @@ def _grouped(
     return rows
 
 
-def _span(request: PageRequest, usual_s: int, longest_s: int) -> tuple[int, int]:
+def _span_s(request: PageRequest, usual_s: int, longest_s: int) -> tuple[int, int]:
     """The first second and the one after the last. Raises `Invalid`."""
-    query, until_s = request.query, request.now_us // 1_000_000 + 1
-    if query.until is not None:
-        until_s = -(-to_us(validation.instant("to", query.until)) // 1_000_000)
-    since_s = until_s - usual_s
-    if query.since is not None:
-        since_s = to_us(validation.instant("from", query.since)) // 1_000_000
-    if since_s >= until_s:
-        raise Invalid("from", "must lie before 'to': as it is, nothing can match")
-    if until_s - since_s > longest_s + 1:
-        days = timedelta(seconds=longest_s).days
-        raise Invalid("from", f"lies more than {days} days before 'to': ask for less at a time")
-    return since_s, until_s
+    since_us, until_us = span_of(request, usual_s * 1_000_000, longest_s * 1_000_000)
+    return since_us // 1_000_000, -(-until_us // 1_000_000)
 
 
 REFUSAL_COUNTS = Resource(

@@ -51,6 +51,7 @@ class Kind(StrEnum):
     """The same, exclusive."""
 
 
+PAGE_TIMES = {Kind.SINCE: "from", Kind.UNTIL: "to"}
 LABELS = {Kind.SINCE: "From (UTC)", Kind.UNTIL: "Until (UTC)"}
 MOST = dict.fromkeys((Kind.TENANT, Kind.PROJECT, Kind.KEY), 64)
 """Characters of names, ids and prefixes."""
@@ -75,8 +76,15 @@ class Filter:
     """On pages; empty: the field's name."""
     help: str = ""
     choices: tuple[str, ...] = ()
+    """Of a text: suggestions."""
     most: int = 256
     """Characters."""
+    option: str = ""
+    """On the command line, with spaces between several; empty: its name with dashes."""
+    ago: str = ""
+    """Of a time: what the command takes where it is not given, such as 24h."""
+    schema: Mapping[str, Any] | None = None
+    """Further keywords of JSON Schema."""
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -90,6 +98,11 @@ class NamedFilter(NamedTuple):
     """In addresses, and with dashes as an option: `from` of the field `since`."""
     default: Any
     filter: Filter
+
+    @property
+    def page_name(self) -> str:
+        """In addresses of pages: all have `from` and `to`."""
+        return PAGE_TIMES.get(self.filter.kind, self.name)
 
 
 @cache
@@ -136,6 +149,8 @@ class Form(StrEnum):
     PROJECT = "project"
     KEY = "key"
     """These by name, else by id."""
+    CHANGES = "changes"
+    """The fields that differ between the row's `before` and `after`."""
     LINKS = "links"
     """Pairs of a text and the address that it leads to."""
 
@@ -392,6 +407,8 @@ class Resource(Generic[R]):
     """A reference may be a name, beside the tenant's: routes and commands take `tenant`, too."""
     is_whole: bool = False
     """Its command lists all there are, as a JSON list without pages."""
+    rows: int = 50
+    """Of a page of its command, where it is not given."""
     acts: tuple[ResourceAct, ...] = ()
     document: Document[R] | None = None
     """None: it stands in no configuration file, or in a section of its own making."""

@@ -83,7 +83,7 @@ async def _usage_in_pages(browser: Browser) -> None:
 async def _audit_in_parts(browser: Browser, url: str) -> None:
     """A file holds 10,000 rows at most, and says where the next one is; all parts are all rows, once each."""
     ids: list[int] = []
-    path, parts = "/console/audit/csv", 0
+    path, parts = "/console/audit.csv?order=oldest", 0
     while path:
         answer = await browser.get(path)
         rows = list(csv.reader(io.StringIO(answer.text)))[1:]

@@ -62,6 +62,7 @@ def samples(now_us: int) -> dict[str, str]:
         "to": until,
         "until": until,
         "made": "true",
+        "knob": "batch_cap",
     }
 
 
