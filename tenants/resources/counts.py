@@ -184,12 +184,10 @@ REFUSAL_COUNTS = Resource(
     scope="admin:read",
     act=Act.READ_PLATFORM,
     summary="Count refused requests, exactly",
-    description=f"By `window` (minute: at most {LONGEST_S['minute'] // DAY_S} day at a time, hour: at most"
-    f" {LONGEST_S['hour'] // DAY_S}; total: the whole time at once, without `start`) and `group_by` (some of"
-    f" {ALL_REFUSAL_GROUPS}; all of them where it is left out, none where it is empty), the oldest first."
-    f" Filters: `tenant`, `code`, `limit_id`, `from`, `to`; without `from` the last hour, or day. {PAGES}"
-    " Minutes are kept for"
-    f" {KEPT_MINUTES_S // DAY_S} days, hours for {KEPT_COUNTS_S // DAY_S}. The last second is not in yet.",
+    description=f"The oldest first, at most {LONGEST_S['minute'] // DAY_S} day of minutes or"
+    f" {LONGEST_S['hour'] // DAY_S} of hours; `total`: the whole time at once, without `start`. Without `from`"
+    f" the last hour, or day. {PAGES} Minutes are kept for {KEPT_MINUTES_S // DAY_S} days, hours for"
+    f" {KEPT_COUNTS_S // DAY_S}. The last second is not in yet.",
     shown=(
         Shown("start", "From", Form.INSTANT),
         Shown("tenant", "Tenant", Form.TENANT),
@@ -222,11 +220,8 @@ CALIBRATION = Resource(
     summary="Told against happened: how many requests stayed within the p50 and the p90 that they were told",
     description="Of requests that were answered in full and did not change their tier: their wait, time to"
     " first token, whole time and output tokens against the estimate made on arrival, or the quote that they"
-    f" redeemed (`kind`: {', '.join(KINDS)}). `group_by`: some of {ALL_CALIBRATION_GROUPS}; all of them where"
-    " it is left out; also `day` (UTC). `wait_bucket`: by the wait that was told (p50), at most"
-    " `wait_up_to_s`. Filters: `model`, `tier`, `figure`, `kind`, `from`, `to` (whole hours; without"
-    " `from` seven days, at most"
-    f" {LONGEST_CALIBRATION_S // DAY_S}). {PAGES} Kept for {KEPT_S // DAY_S} days.",
+    " redeemed (`kind`). `wait_bucket`: by the wait that was told (p50), at most `wait_up_to_s`. Whole hours;"
+    f" at most {LONGEST_CALIBRATION_S // DAY_S} days. {PAGES} Kept for {KEPT_S // DAY_S} days.",
     shown=(
         Shown("model", "Model"),
         Shown("tier", "Tier"),
