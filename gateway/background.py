@@ -1,4 +1,4 @@
-"""Periodic tasks of a gateway, and writers of what requests leave in memory."""
+"""Services of a gateway: their order, periodic tasks, and writers of what requests leave in memory."""
 
 from __future__ import annotations
 
@@ -6,12 +6,58 @@ import asyncio
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
 
 from tenants.errors import DatabaseUnavailable
 from tenants.storage.task_stop import stop
 
 FLUSH_EVERY_S = 1.0
+
+Step = Callable[[], Awaitable[object] | None]
+Task = Callable[[], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayService:
+    """What is started and stopped, or runs in between."""
+
+    name: str
+    start: Step | None = None
+    stop: Step | None = None
+    task: Task | None = None
+    """Created after the start, cancelled before the stop."""
+    why: str = ""
+    """Why it has its place in the order."""
+
+
+class Services:
+    """Started in order and stopped in reverse; where one does not start, those before it are stopped."""
+
+    def __init__(self, *services: GatewayService) -> None:
+        self._services: Sequence[GatewayService] = services
+        self._started = AsyncExitStack()
+
+    async def start(self) -> None:
+        async with AsyncExitStack() as started:
+            for service in self._services:
+                await _step(service.start)
+                started.push_async_callback(_step, service.stop)
+                if service.task is not None:
+                    task = asyncio.create_task(service.task(), name=f"gateway {service.name}")
+                    started.push_async_callback(stop, [task])
+            self._started = started.pop_all()
+
+    async def stop(self) -> None:
+        """Each is stopped even if another one fails to."""
+        await self._started.aclose()
+
+
+async def _step(step: Step | None) -> None:
+    if step is not None and (pending := step()) is not None:
+        await pending
 
 
 async def every(
@@ -22,13 +68,16 @@ async def every(
     *,
     starts_now: bool = False,
 ) -> None:
-    """Calls `work` every `seconds` until cancelled. Errors are logged as `failed`, with their traceback."""
+    """Calls `work` every `seconds` until cancelled. Errors are logged as `failed`; all but
+    `DatabaseUnavailable` with their traceback."""
     if not starts_now:
         await asyncio.sleep(seconds)
     while True:
         try:
             if (pending := work()) is not None:
                 await pending
+        except DatabaseUnavailable as error:
+            log.warning("%s: %s", failed, type(error).__name__)
         except Exception:
             log.exception(failed)
         await asyncio.sleep(seconds)
@@ -64,6 +113,10 @@ class BackgroundWriter(ABC):
 
     async def purge(self) -> None:  # noqa: B027
         """Deletes expired rows. Raises `DatabaseUnavailable`."""
+
+    @property
+    def service(self) -> GatewayService:
+        return GatewayService(self.task_name, self.start, self.close)
 
     def start(self) -> None:
         work = every(self.flush_every_s, self._round, self.log, self.failed)

@@ -16,7 +16,6 @@ from tenants.directory.gateways import GatewayRegistry, Instance
 from tenants.ledger.progress import ProgressStore
 from tenants.people.sessions import SessionRules
 from tenants.people.store import People
-from tenants.people.way_in import WayIn
 
 if TYPE_CHECKING:
     from engine.forecast.length.length import LengthForecast
@@ -105,7 +104,6 @@ class GatewayDeps:
     registry: GatewayRegistry = field(init=False)
     progress: ProgressStore = field(init=False)
     people: People = field(init=False)
-    way_in: WayIn = field(init=False)
 
     def __post_init__(self) -> None:
         from gateway.pools.pool import PoolSpec
@@ -116,7 +114,6 @@ class GatewayDeps:
         object.__setattr__(self, "audit", log)
         rules = SessionRules(self.config.session_idle_s, self.config.session_max_s)
         object.__setattr__(self, "people", People(self.database, self.wall_clock, rules))
-        object.__setattr__(self, "way_in", WayIn(self.people, self.clock))
         if not self.pools:
             only = PoolSpec(self.model_name, self.upstreams, self.renderer)
             object.__setattr__(self, "pools", (only,))

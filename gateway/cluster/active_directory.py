@@ -20,11 +20,11 @@ log = logging.getLogger("fairgate.gateway.directory")
 
 class ActiveDirectory:
     def __init__(
-        self, deps: GatewayDeps, lifecycle: Callable[[], Lifecycles], also: Callable[[], Awaitable[None]]
+        self, deps: GatewayDeps, lifecycles: Lifecycles, also: Callable[[], Awaitable[None]]
     ) -> None:
         """`also`: applies other changes of a revision; may raise `DatabaseUnavailable`."""
         self._deps = deps
-        self._lifecycle = lifecycle
+        self._lifecycles = lifecycles
         self._also = also
         self._confirmed = -1
         self._following = asyncio.Lock()
@@ -46,7 +46,7 @@ class ActiveDirectory:
                 return
             try:
                 await self._also()
-                await self._lifecycle().follow_directory()
+                await self._lifecycles.follow_directory()
                 await self._deps.registry.serve(self._deps.gateway_id, revision)
                 self._confirmed = revision
             except (DatabaseUnavailable, QuotaStoreUnavailable) as error:

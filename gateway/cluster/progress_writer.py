@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -33,7 +33,7 @@ class ProgressWriter:
         store: ProgressStore,
         gateway_id: str,
         holds: Holds,
-        pools: Callable[[], list[PoolSpec]],
+        pools: Sequence[PoolSpec],
         wall_clock: Callable[[], float],
     ) -> None:
         self.earlier: Progress | None = None
@@ -68,7 +68,7 @@ class ProgressWriter:
             log.warning("the progress of requests is written later: %s", type(error).__name__)
 
     def now(self) -> Progress:
-        own = [pool for pool in self._pools() if pool.is_token_fair]
+        own = [pool for pool in self._pools if pool.is_token_fair]
         lives = {pool.name: [engine_life(upstream.ready) for upstream in pool.upstreams] for pool in own}
         return Progress(
             frozenset(life for engine_lives in lives.values() for life in engine_lives if life),

@@ -22,6 +22,7 @@ from tenants.types import Tier
 
 if TYPE_CHECKING:
     from gateway.dispatch.control_feed import ControlFeed
+    from gateway.dispatch.load_feed import LoadReports
     from gateway.dispatch.redis_queue import RedisQueue
     from tenants.quota.redis import Passenger
 
@@ -41,16 +42,27 @@ class QueueSharing:
         )
 
     def open(
-        self, model: str, mirror: Mirror, config: GatewayConfig, clock: Callable[[], float]
+        self,
+        model: str,
+        mirror: Mirror,
+        config: GatewayConfig,
+        clock: Callable[[], float],
+        reports: LoadReports,
     ) -> RedisQueue:
-        """The queue of a model, of which `mirror` is this gateway's part."""
+        """The queue of a model, of which `mirror` is this gateway's part. `reports`: of its load."""
         # Only here, because Redis is an extra.
         from gateway.dispatch.redis_queue import RedisQueue
 
         session = PoolSession(mirror, _rule(config), secrets.randbits(40))
         pool = hashlib.sha256(model.encode()).hexdigest()[:24]
         queue = RedisQueue(
-            self.redis_url, pool, self.gateway_id, session, clock, may_go_alone=self.may_go_alone
+            self.redis_url,
+            pool,
+            self.gateway_id,
+            session,
+            clock,
+            may_go_alone=self.may_go_alone,
+            reports=reports,
         )
         self.queues.append(queue)
         return queue

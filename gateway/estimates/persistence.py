@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -55,6 +56,28 @@ def load_lengths(data_dir: Path | None) -> LengthForecast:
     except (OSError, ValueError) as error:
         log.warning("the length forecast of the last run is not usable: %s", error)
         return LengthForecast()
+
+
+class LearnedFiles:
+    """What a gateway learned, in its data directory; None: nothing is kept."""
+
+    def __init__(self, data_dir: Path | None) -> None:
+        self._data_dir = data_dir
+        self._observed = 0
+
+    async def save(
+        self, lengths: LengthForecast, calibrations: Mapping[str, Calibration], observed: int
+    ) -> None:
+        """Nothing if no request was observed since the last time."""
+        if self._data_dir is None or observed == self._observed:
+            return
+        text = json.dumps(lengths.to_dict())
+        try:
+            await asyncio.to_thread(save_lengths, self._data_dir, text)
+            await asyncio.to_thread(save_calibrations, self._data_dir, as_text(calibrations))
+            self._observed = observed
+        except OSError as error:
+            log.warning("the length forecast could not be saved: %s", error.strerror)
 
 
 def save_lengths(data_dir: Path, text: str) -> None:

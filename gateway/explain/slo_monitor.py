@@ -22,6 +22,8 @@ from gateway.background import BackgroundWriter
 from gateway.explain.attribution import Cause, Metric, MissVerdict, RequestFacts, judge
 from gateway.explain.fluid_share import FluidMachine, Job
 from gateway.explain.load_log import LoadLog
+from gateway.explain.minutes.flow_meter import FlowMeter
+from gateway.explain.pool_load import PoolLoadShare
 from gateway.statistics import RecentShare
 from tenants.errors import DatabaseUnavailable
 from tenants.slo import store as slo_store
@@ -59,11 +61,18 @@ class PoolLoad:
     machine: Callable[[], FluidMachine | None]
     """None: no step-time model, so no counterfactuals."""
     log: LoadLog = field(default_factory=LoadLog)
+    meter: FlowMeter = field(default_factory=lambda: FlowMeter(""))
+    """Service by minute."""
+    shared: PoolLoadShare | None = None
+    """Told to and heard of gateways that share the queue; None: it is not shared."""
+    clock: Callable[[], float] = time.monotonic
     pending: list[_Pending] = field(default_factory=list)
     attainment: RecentShare = field(default_factory=RecentShare)
-    known_until_s: Callable[[], float] = lambda: math.inf
-    """Up to when the load is known: events at gateways that share the queue arrive later."""
     on_verdict: Callable[[str, MissVerdict], None] = lambda request_id, verdict: None
+
+    def known_until_s(self) -> float:
+        """Up to when the load is known: events at gateways that share the queue arrive later."""
+        return math.inf if self.shared is None else self.shared.known_until_s(self.clock())
 
 
 class SloMonitor(BackgroundWriter):

@@ -1,24 +1,32 @@
-"""A pool: one served model with its replicas, queue, forecasts and lifecycle. Pools share accounts."""
+"""Pools: each is one served model with its replicas, queue, forecasts and lifecycle. They share accounts."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from engine.forecast.calibration import Calibration
 from engine.messages import Ready, SamplingParams
 from gateway.dispatch.dispatcher import Dispatcher, NoEngineAvailable
 from gateway.domain.call import OPENAI_DEFAULTS, Call, ServedModel
 from gateway.estimates.estimator import Estimator
+from gateway.explain.minutes.engine_meter import EngineMeter
+from gateway.explain.minutes.flow_meter import FlowMeter
+from gateway.explain.shares import ShareMeter
 from gateway.flow.controller import FlowController
 from gateway.flow.lanes import long_tokens_of
+from gateway.pools.control_loop import ControlLoop
 from gateway.requests.lifecycle import Lifecycle
 from gateway.requests.parse import Renderer
 from gateway.requests.run import Run
 from gateway.upstream.base import takes_turns
 from gateway.upstream.capabilities import MEDIA_NEEDS, ServerOffer
 from gateway.upstream.replica_set import ReplicaSet
+
+log = logging.getLogger("fairgate.gateway")
 
 
 @dataclass(frozen=True)
@@ -41,12 +49,23 @@ class PoolSpec:
 
 
 @dataclass(frozen=True)
+class PoolMeters:
+    """Service of one pool, counted once a second."""
+
+    flow: FlowMeter
+    engines: EngineMeter
+    shares: ShareMeter = field(default_factory=ShareMeter)
+
+
+@dataclass(frozen=True)
 class ModelPool:
     spec: PoolSpec
     flow: FlowController
     dispatcher: Dispatcher
     estimates: Estimator
     lifecycle: Lifecycle
+    control: ControlLoop
+    meters: PoolMeters
 
     @property
     def name(self) -> str:
@@ -92,6 +111,23 @@ class ModelPool:
             sampling=self.spec.sampling,
         )
 
+    def sample_shares(self, now_s: float, wall_s: float) -> None:
+        had = self.meters.shares.sample(now_s, self.flow.tenants())
+        self.meters.flow.sample(now_s, wall_s, had, self.flow.waiting_costs())
+        self.meters.engines.sample(now_s, wall_s, self.spec.upstreams)
+
+    def leave_drained(self) -> None:
+        """Moves what runs at drained replicas to others."""
+        for upstream in self.spec.upstreams:
+            if upstream.is_drained:
+                self.lifecycle.move_off(upstream)
+
+    def watch_forecasts(self, now_s: float) -> None:
+        try:
+            self.estimates.watch(now_s)
+        except Exception:
+            log.exception("the forecasts of %s were not renewed; they go on", self.name)
+
     def _announced(self) -> list[Ready]:
         return [ready for upstream in self.spec.upstreams if (ready := upstream.ready) is not None]
 
@@ -100,6 +136,34 @@ def _context_tokens(announced: Sequence[Ready]) -> int | None:
     # A KV cache always holds one: an engine whose does not does not start, and one that a request does not
     # fit into all the same says so itself.
     return min((model.model.context_tokens for model in announced), default=None)
+
+
+class Pools(dict[str, ModelPool]):
+    """The pools of a gateway by name, filled once, in the order of the settings."""
+
+    @property
+    def first(self) -> ModelPool:
+        """The model of our own engine, or the first one."""
+        return next(iter(self.values()))
+
+    @property
+    def has_engine(self) -> bool:
+        return any(pool.has_engine for pool in self.values())
+
+    @property
+    def observed(self) -> int:
+        """Answers that forecasts have learned from."""
+        return sum(pool.estimates.observed for pool in self.values())
+
+    def calibrations(self) -> dict[str, Calibration]:
+        return {name: pool.estimates.calibration for name, pool in self.items()}
+
+    def switch_estimates(self) -> bool:
+        """Toggles estimates until the next start; returns whether they are on."""
+        is_enabled = not self.first.estimates.is_enabled
+        for pool in self.values():
+            pool.estimates.is_enabled = is_enabled
+        return is_enabled
 
 
 class Lifecycles:

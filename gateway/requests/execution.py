@@ -17,6 +17,7 @@ from engine.messages import TIER_RANKS, Delta, Submit
 from gateway.asyncio_helpers import one_of
 from gateway.budget import token_cap
 from gateway.budget.top_up import TopUpTask
+from gateway.config import GatewayConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.ids import sequence_id
 from gateway.domain.outcomes import RequestOutcome
@@ -58,16 +59,15 @@ class Execution:
         relocation: Relocation,
         *,
         sending: Callable[[str, str], None],
-        outcome_wait_s: float,
-        slow_reader_s: float,
+        config: GatewayConfig,
     ) -> None:
         self._dispatcher = dispatcher
         self._make_top_up_task = make_top_up_task
         self._clock = clock
         self._relocation = relocation
         self._sending = sending
-        self._outcome_wait_s = outcome_wait_s
-        self._slow_reader_s = slow_reader_s
+        self._outcome_wait_s = config.outcome_wait_s
+        self._slow_reader_s = config.slow_reader_s
         self._stragglers: set[asyncio.Task[None]] = set()
 
     async def decode(self, run: Run) -> RequestOutcome:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from engine.messages import SequenceOutcome
 from gateway.budget.holds import Holds
 from gateway.budget.stream_limiter import StreamLimiter
+from gateway.config import GatewayConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.account import Account, decode_together, refills_of
 from gateway.domain.fallback import Fallback
@@ -59,11 +60,8 @@ class RequestFinisher:
         clock: Callable[[], float],
         *,
         prefix_hits: RecentShare,
-        settle_wait_s: float,
-        quote_credit_share: float,
-        most_credit_nanousd: int,
+        config: GatewayConfig,
     ) -> None:
-        """`most_credit_nanousd`: of one tenant and day."""
         self._holds = holds
         self._dispatcher = dispatcher
         self._stream_limiter = stream_limiter
@@ -72,9 +70,10 @@ class RequestFinisher:
         self._observer = observer
         self._clock = clock
         self._prefix_hits = prefix_hits
-        self._settle_wait_s = settle_wait_s
-        self._quote_credit_share = quote_credit_share
-        self._most_credit_nanousd = most_credit_nanousd
+        self._settle_wait_s = config.settle_wait_s
+        self._quote_credit_share = config.quote_credit_share
+        self._most_credit_nanousd = round(config.quote_credit_usd * 1e9)
+        """Of one tenant and day."""
 
     async def settle(self, run: Run, outcome: RequestOutcome, cause: BaseException | None) -> None:
         """Frees its place, settles durably, notifies. `cause`: why the answer is not complete."""

@@ -22,8 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace as with_fields
 from typing import Any, Protocol, TypeVar
 
@@ -37,6 +36,7 @@ from gateway.budget.holds import BudgetDenied, EndUserRefused, Holds
 from gateway.budget.metering import RequestMetering
 from gateway.budget.stream_limiter import StreamLimiter, StreamLimitReached, fed_streams
 from gateway.budget.top_up import AccountsLost, Leases, TopUpTask
+from gateway.config import GatewayConfig
 from gateway.dispatch.admission import (
     Admission,
     DeadlineUnreachable,
@@ -89,32 +89,6 @@ log = logging.getLogger("fairgate.gateway.lifecycle")
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class LifecycleLimits:
-    """Time limits of a request's waits, and how much is held ahead."""
-
-    reserve_quantile: float
-    """Of the predicted output, held before it runs."""
-    outcome_wait_s: float
-    settle_wait_s: float
-    hold_wait_s: float
-    accounts_wait_s: float
-    slow_reader_s: float
-    moves: int
-    """Most replicas that one request may lose."""
-    max_buffered_events: int
-    max_buffered_bytes: int
-    max_fed_waiting: int
-    feed_wait_s: Mapping[Tier, float]
-    """For its tenant's rate, before it is queued."""
-    tell_after_s: float
-    """A stream that waits longer, by the forecast or really, gets progress comments."""
-    quote_credit_share: float = 0.5
-    """Of the charge, given back where a redeemed quote was not kept and that is ours."""
-    quote_credit_usd: float = 10.0
-    """Most of it for one tenant and day."""
-
-
 class PrincipalStandings(Protocol):
     """What has become of principals since they were authenticated (`tenants/directory/directory.py`)."""
 
@@ -140,7 +114,7 @@ class Lifecycle:
         metrics: Metrics,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
-        limits: LifecycleLimits,
+        config: GatewayConfig,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         observer: RequestObserver | None = None,
         admission: Admission | None = None,
@@ -157,24 +131,26 @@ class Lifecycle:
         self._prices = prices
         self._clock = clock
         self._wall_clock = wall_clock
-        self._limits = limits
+        self._config = config
+        self._queue_ttl_s = config.queue_ttl_s
         self._sleep = sleep
         self._observer = observer
         self._elsewhere = elsewhere
         self._standings = standings
         self._traces = traces
-        self.reserve_quantile = limits.reserve_quantile
+        self.reserve_quantile = config.reserve_quantile
+        """Of the predicted output, held before it runs."""
         self.admission = admission or Admission()
         self.failing = FailingTenants()
         self.prefix_hits = RecentShare()
         """Of prompt tokens, found in a cache."""
-        self._stream_limiter = StreamLimiter(max_waiting=limits.max_fed_waiting)
+        self._stream_limiter = StreamLimiter(max_waiting=config.max_queued_per_tenant)
         self._relocation = Relocation(
             dispatcher,
             clock,
             sending=holds.sending,
-            most_losses=limits.moves,
-            wait_s=limits.feed_wait_s,
+            most_losses=config.moves,
+            wait_s=self._queue_ttl_s,
         )
         self._execution = Execution(
             dispatcher,
@@ -182,8 +158,7 @@ class Lifecycle:
             clock,
             self._relocation,
             sending=holds.sending,
-            outcome_wait_s=limits.outcome_wait_s,
-            slow_reader_s=limits.slow_reader_s,
+            config=config,
         )
         self._tier_change = TierChange(holds, dispatcher, clock, wall_clock)
         self._finisher = RequestFinisher(
@@ -195,9 +170,7 @@ class Lifecycle:
             observer,
             clock,
             prefix_hits=self.prefix_hits,
-            settle_wait_s=limits.settle_wait_s,
-            quote_credit_share=limits.quote_credit_share,
-            most_credit_nanousd=round(limits.quote_credit_usd * 1e9),
+            config=config,
         )
         self._tasks: dict[Run, asyncio.Task[None]] = {}
         self._by_id: dict[str, Run] = {}
@@ -209,8 +182,8 @@ class Lifecycle:
     def begin(self, call: Call) -> Run:
         """Starts a request; the listener reads `run.events` up to `Closed`."""
         events = Events(
-            self._limits.max_buffered_events,
-            most_bytes=self._limits.max_buffered_bytes,
+            self._config.max_buffered_events,
+            most_bytes=self._config.max_buffered_bytes,
             is_whole=not call.stream,
         )
         bound = call.binding or call.chained
@@ -341,7 +314,7 @@ class Lifecycle:
         for run in list(self._tasks):
             run.interrupt(RequestOutcome.SHUTDOWN)
         if self._tasks:
-            wait_s = self._limits.outcome_wait_s + self._limits.settle_wait_s
+            wait_s = self._config.outcome_wait_s + self._config.settle_wait_s
             await asyncio.wait(list(self._tasks.values()), timeout=wait_s)
         for task in self._tasks.values():
             task.cancel()
@@ -437,7 +410,7 @@ class Lifecycle:
     def _expires_s(self, run: Run) -> float:
         """When it leaves the queue: client's or tier's timeout, the earlier; in batch a named one alone."""
         call = run.call
-        of_tier_s = run.times.arrived_s + self._limits.feed_wait_s[call.tier]
+        of_tier_s = run.times.arrived_s + self._queue_ttl_s[call.tier]
         if run.expires_s is None:
             return of_tier_s
         is_own = call.tier is Tier.BATCH and call.names_timeout
@@ -586,7 +559,7 @@ class Lifecycle:
     def _tell(self, run: Run, now_s: float) -> asyncio.TimerHandle | None:
         """Sends `InLine` to a waiting stream, now or when it has waited long; returns the timer."""
         waited_s = now_s - run.times.arrived_s
-        in_s = told_in_s(run.call, run.estimate, waited_s, self._limits.tell_after_s)
+        in_s = told_in_s(run.call, run.estimate, waited_s, self._config.tell_after_s)
         if in_s:
             return asyncio.get_running_loop().call_later(in_s, run.events.put, InLine())
         if in_s is not None:
@@ -658,8 +631,8 @@ class Lifecycle:
             sequence_ids=[sequence_id(call.request_id, index) for index in range(call.sequences)],
             clock=self._clock,
             sleep=self._sleep,
-            hold_wait_s=self._limits.hold_wait_s,
-            accounts_wait_s=self._limits.accounts_wait_s,
+            hold_wait_s=self._config.hold_wait_s,
+            accounts_wait_s=self._config.accounts_wait_s,
         )
 
 

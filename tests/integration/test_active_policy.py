@@ -72,10 +72,10 @@ class House:
             config=config, admin=self.admin, directory=self.directory, upstreams=(self.engine, self.other)
         )
         spec = SimpleNamespace(name="tiny", upstreams=())
-        pool = SimpleNamespace(dispatcher=self.line, flow=self.line, spec=spec)
         self.learned = LearnedActions("tiny", cast(Any, self.line), [])
         control = SimpleNamespace(learned=self.learned)
-        self.policy = ActivePolicy(cast(Any, deps), lambda: cast(Any, [pool]), lambda: cast(Any, [control]))
+        pool = SimpleNamespace(dispatcher=self.line, flow=self.line, spec=spec, control=control)
+        self.policy = ActivePolicy(cast(Any, deps), cast(Any, {"tiny": pool}))
 
     async def start(self) -> None:
         await self.directory.refresh()

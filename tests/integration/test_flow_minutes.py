@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -321,8 +322,8 @@ async def test_gateways_hear_of_each_other_through_redis_and_survive_its_loss(re
         log = LoadLog()
         share = PoolLoadShare(name, "1", log, FlowMeter("pool"))
         client = redis_client.Redis.from_url(redis_url)
-        feed = LoadFeed(client, "fairgate-test-load", lambda offset_s=offset_s: offset_s)  # type: ignore[misc]
-        feed.tell, feed.told, feed.hear = share.tell, share.told, share.hear
+        clock = partial(float, offset_s)
+        feed = LoadFeed(client, "fairgate-test-load", clock, share)
         sides[name] = (offset_s, log, share, feed, client)
     east_s, _, east, east_feed, east_client = sides["east"]
     west_s, west_log, west, west_feed, west_client = sides["west"]

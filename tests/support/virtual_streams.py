@@ -19,6 +19,7 @@ from engine.messages import Delta, ModelInfo, Ready, SamplingParams, Snapshot, S
 from engine.scheduling.counters import ServiceCounters
 from engine.virtual.replica import VirtualReplica
 from gateway.budget.holds import Holds
+from gateway.config import GatewayConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.call import Call
 from gateway.domain.ids import new_request_id
@@ -26,7 +27,7 @@ from gateway.estimates.estimator import Estimator
 from gateway.flow.controller import FlowController
 from gateway.flow.window import WindowRule
 from gateway.metrics.registry import Metrics
-from gateway.requests.lifecycle import Lifecycle, LifecycleLimits
+from gateway.requests.lifecycle import Lifecycle
 from gateway.requests.run import Closed, Run
 from gateway.upstream.base import OnService, Wording
 from gateway.upstream.capabilities import PLAIN_TEXT
@@ -41,11 +42,10 @@ from tests.support.builders import virtual_prompt
 EPOCH_S = 1e9
 HOPS = 40
 """Turns of the event loop in which everything that can happen without time has happened."""
-LIMITS = LifecycleLimits(
-    tell_after_s=1.0,
-    reserve_quantile=0.9, outcome_wait_s=5.0, settle_wait_s=30.0, hold_wait_s=5.0, accounts_wait_s=5.0,
-    slow_reader_s=5.0, moves=3, max_buffered_events=10_000, max_buffered_bytes=10**9, max_fed_waiting=1_000,
-    feed_wait_s=dict.fromkeys(Tier, 1e6),
+CONFIG = GatewayConfig(
+    outcome_wait_s=5.0, settle_wait_s=30.0, accounts_wait_s=5.0, slow_reader_s=5.0,
+    max_buffered_events=10_000, max_buffered_bytes=10**9, max_queued_per_tenant=1_000,
+    ttl_interactive_s=86_400.0, ttl_standard_s=86_400.0, ttl_batch_s=604_800.0,
 )  # fmt: skip
 
 
@@ -194,7 +194,7 @@ class VirtualStreams:
             metrics=Metrics(),
             clock=self.clock,
             wall_clock=lambda: EPOCH_S + self.clock(),
-            limits=LIMITS,
+            config=CONFIG,
             sleep=self._sleep,
         )  # fmt: skip
 

@@ -99,10 +99,10 @@ class Bench:
             prices=lambda: self.book,
             model=MODEL,
             cache_s=0.05,
-            is_enabled=is_enabled,
             submit=submit,
             stopwatch=lambda: next(readings) * replay_took_s,
         )
+        self.estimates.is_enabled = is_enabled
         self.number = 0
 
     def enqueue(
@@ -387,7 +387,7 @@ def test_a_tenants_outstanding_quotes_count_in_all_figures_of_its_next_one(has_t
     bench = Bench(replay_took_s=0.0 if has_time else 0.01)
     cache = bench.estimates.forecast_cache
     quoted: list[QueueEntry] = []
-    cache.promised = lambda now_s, tenant_id: [each for each in quoted if each.tenant_id == tenant_id]
+    cache.promised = lambda tenant_id: [each for each in quoted if each.tenant_id == tenant_id]
 
     def offer(tenant: str) -> Estimate:
         return bench.estimates.offers(MODEL, tenant, 1.0, [Tier.STANDARD], SIZE, 0.0)[Tier.STANDARD]
@@ -434,7 +434,7 @@ def test_no_quote_binds_while_no_step_was_timed() -> None:
 
 def test_a_crowd_of_quotes_that_was_redeemed_at_one_moment_teaches_a_few_times_only() -> None:
     bench = Bench()
-    bench.estimates.forecast_cache.promised = lambda now_s, tenant_id: [QueueEntry("q", "me", 0.0, 1, 1)]
+    bench.estimates.forecast_cache.promised = lambda tenant_id: [QueueEntry("q", "me", 0.0, 1, 1)]
     [told] = bench.estimates.offers(MODEL, "me", 1.0, [Tier.STANDARD], SIZE, 0.0).values()
     assert told.promise is not None
     for crowd in range(10):

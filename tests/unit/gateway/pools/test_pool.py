@@ -41,7 +41,13 @@ def pool_of(*replicas: Announced) -> ModelPool:
     lifecycle: Any = SimpleNamespace(runs_of=lambda tenant_id: [])
     flow = flow_controller(lookahead=2, ageing_s=[100.0] * 3)
     return ModelPool(
-        PoolSpec("m", ReplicaSet(upstreams), EstimatedRenderer()), flow, unused, unused, lifecycle
+        PoolSpec("m", ReplicaSet(upstreams), EstimatedRenderer()),
+        flow,
+        unused,
+        unused,
+        lifecycle,
+        unused,
+        unused,
     )
 
 
