@@ -1,23 +1,41 @@
-"""Services of a gateway: their order, periodic tasks, and writers of what requests leave in memory."""
+"""Services of a gateway: their order, what all of them have, periodic tasks, and background writers."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
+from gateway.config import GatewayConfig
 from tenants.errors import DatabaseUnavailable
+from tenants.storage.database import Database
 from tenants.storage.task_stop import stop
 
 FLUSH_EVERY_S = 1.0
 
 Step = Callable[[], Awaitable[object] | None]
 Task = Callable[[], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What every part of one gateway process has."""
+
+    gateway_id: str
+    """Stable over restarts: open reserves are found by it."""
+    database: Database
+    config: GatewayConfig = field(default_factory=GatewayConfig)
+    prometheus: CollectorRegistry = field(default_factory=CollectorRegistry)
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +125,10 @@ class BackgroundWriter(ABC):
     _task: asyncio.Task[None] | None = None
     _purge_s = -math.inf
 
+    def __init__(self, site: Site) -> None:
+        self._database = site.database
+        self._wall_clock = site.wall_clock
+
     @abstractmethod
     async def flush(self) -> None:
         """Writes what was noted; keeps it if the database is down."""
@@ -126,6 +148,9 @@ class BackgroundWriter(ABC):
         if self._task is not None:
             await stop([self._task])
         await self.flush()
+
+    def _now_us(self) -> int:
+        return round(self._wall_clock() * 1e6)
 
     async def _round(self) -> None:
         try:

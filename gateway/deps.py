@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gateway.config import GatewayConfig
+from gateway.background import Site
 from gateway.fair_threads import FairThreads
 from gateway.requests.fields.checked_answers import CheckedAnswers
 from tenants.audit.log import AuditLog
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
     from tenants.ledger.ledger import Ledger
     from tenants.pricing.pricing import PriceBook
     from tenants.quota.store import QuotaStore
-    from tenants.storage.database import Database
-
-__all__ = ["GatewayConfig", "GatewayDeps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +45,10 @@ class ShownSetting:
     meaning: str
 
 
-@dataclass(frozen=True)
-class GatewayDeps:
+@dataclass(frozen=True, kw_only=True)
+class GatewayDeps(Site):
     """The parts that outlive a request, built and closed by the composition root."""
 
-    config: GatewayConfig
-    gateway_id: str
-    """Stable over restarts: open reserves are found by it."""
-    database: Database
     directory: Directory
     admin: Admin
     ledger: Ledger
@@ -78,8 +70,6 @@ class GatewayDeps:
     address: str = ""
     members: Members | None = None
     """Follows engines that run elsewhere; None: there are none."""
-    clock: Callable[[], float] = time.monotonic
-    wall_clock: Callable[[], float] = time.time
     lengths: LengthForecast | None = None
     """None: loaded from `config.data_dir`, or fresh."""
     pools: tuple[PoolSpec, ...] = ()

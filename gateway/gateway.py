@@ -44,7 +44,6 @@ from gateway.records.refusal_recorder import RefusalRecorder
 from gateway.records.usage_check import UsageCheck
 from gateway.requests.inputs.large_bodies import LargeBodies
 from gateway.upstream.base import Upstream
-from tenants.ledger.digests import LedgerDigests
 from tenants.people.way_in import WayIn
 from tenants.pricing.redeemed_quotes import RedeemedQuotes
 
@@ -65,33 +64,18 @@ class Gateway:
         config, database, admin = deps.config, deps.database, deps.admin
         gateway_id, clock, wall_clock = deps.gateway_id, deps.clock, deps.wall_clock
         self.deps = deps
-        self.metrics = Metrics()
-        registry = self.metrics.registry
-        self.refusals = RefusalRecorder(database, self.metrics, wall_clock)
-        self.accesses = AccessRecorder(admin, registry, wall_clock)
-        self.key_uses = KeyUseRecorder(database, wall_clock)
+        self.metrics = Metrics(deps.prometheus)
+        self.refusals = RefusalRecorder(deps, self.metrics)
+        self.accesses = AccessRecorder(deps, admin)
+        self.key_uses = KeyUseRecorder(deps)
         self.way_in = WayIn(deps.people, clock, self.accesses.log_in)
         self.usage_check = UsageCheck(admin.verify_usage, wall_clock)
-        self.usage = UsageFolder(database, registry, wall_clock)
-        self.timelines = TimelineWriter(
-            database,
-            registry,
-            wall_clock,
-            retention_s=config.timeline_retention_s,
-            max_rows=config.max_timelines,
-        )
-        self.audit = AuditCheckpoints(
-            deps.audit,
-            registry,
-            wall_clock,
-            rows=config.audit_checkpoint_rows,
-            seconds=config.audit_checkpoint_s,
-            verify_s=config.audit_verify_s,
-            digests=LedgerDigests(database, wall_clock, config.audit_ledger_s),
-        )
-        self.slo = SloMonitor(database, registry, wall_clock, lambda: deps.directory.revision)
+        self.usage = UsageFolder(deps)
+        self.timelines = TimelineWriter(deps)
+        self.audit = AuditCheckpoints(deps, deps.audit)
+        self.slo = SloMonitor(deps, lambda: deps.directory.revision)
         liveness = Liveness(gateway_id, config.gateway_stale_s, clock)
-        self.limit_events = LimitAlerts(database, self.metrics, wall_clock)
+        self.limit_events = LimitAlerts(deps, self.metrics)
         self.holds = Holds(
             deps.ledger,
             deps.quota_store,
@@ -102,7 +86,7 @@ class Gateway:
             require_presence=liveness.require,
             on_granted=self.limit_events.note,
         )
-        self.progress = ProgressWriter(deps.progress, gateway_id, self.holds, deps.pools, wall_clock)
+        self.progress = ProgressWriter(deps, self.holds)
         self.presence = Presence(deps, liveness, self.holds, self.progress)
         self._redeemed = RedeemedQuotes(database)
         self.quotes = Quotes(
@@ -130,9 +114,7 @@ class Gateway:
         )
         pools |= {name: self.builder.build(spec) for name, spec in pools_of(deps.pools).items()}
         deps.quota_store.spare.cover(pools)
-        self.models = ServedModels(
-            config, pools, deps.aliases, self.quotes, deps.prices, clock=clock, wall_clock=wall_clock
-        )
+        self.models = ServedModels(deps, pools, deps.aliases, self.quotes, deps.prices)
         self.idempotency = IdempotencyKeys(deps)
         self.large_bodies = LargeBodies(config.large_bodies_bytes)
         lag = self.metrics.recent_lag
@@ -145,28 +127,15 @@ class Gateway:
         self.fleet = Fleet(
             gateway_id, self.request_actions, deps.peer_requests, deps.registry, config.gateway_stale_s
         )
-        self.webhooks = WebhookSender(
-            database,
-            admin.webhook_secret,
-            gateway_id,
-            registry,
-            wall_clock,
-            timeout_s=config.webhook_timeout_s,
-            allows_private=config.webhook_private,
-        )
+        self.webhooks = WebhookSender(deps, admin.webhook_secret)
         self.alerts = AlertEvaluator(
-            database,
+            deps,
             AlertFigures(
                 deps,
                 self.fleet.now,
                 holds_overdue=lambda: self.holds.overdue,
                 audit_complaint=lambda: self.audit.complaint,
             ),
-            gateway_id,
-            registry,
-            wall_clock,
-            every_s=config.alert_every_s,
-            base_url=config.console_url,
         )
         for collector in (
             *collectors_of(pools, self.builder.lengths, self.holds, self.usage_check),
@@ -176,7 +145,7 @@ class Gateway:
             deps.quota_store.latency,
         ):
             if collector is not None:
-                registry.register(collector)
+                deps.prometheus.register(collector)
         self.services = Services(*self._services())
 
     async def start(self) -> None:

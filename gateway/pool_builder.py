@@ -68,13 +68,13 @@ class PoolBuilder:
         policy: Callable[[], StoredPolicy],
     ) -> None:
         """`lifecycles`: of all pools; `policy`: the active one."""
-        config, registry, wall_clock = deps.config, metrics.registry, deps.wall_clock
-        self.lengths = deps.lengths if deps.lengths is not None else load_lengths(config.data_dir)
-        self.files = LearnedFiles(config.data_dir)
+        data_dir = deps.config.data_dir
+        self.lengths = deps.lengths if deps.lengths is not None else load_lengths(data_dir)
+        self.files = LearnedFiles(data_dir)
         self.replays = ReplayProcess()
-        self.moves = MoveRecorder(deps.database, registry, deps.gateway_id, wall_clock)
-        self.calibration = CalibrationRecorder(deps.database, wall_clock)
-        self.minutes = MinuteWriter(deps.database, deps.gateway_id, registry, wall_clock)
+        self.moves = MoveRecorder(deps)
+        self.calibration = CalibrationRecorder(deps)
+        self.minutes = MinuteWriter(deps)
         self._deps = deps
         self._metrics = metrics
         self._holds = holds
@@ -83,7 +83,7 @@ class PoolBuilder:
         self._quotes = quotes
         self._lifecycles = lifecycles
         self._policy = policy
-        self._calibrations = load_calibrations(config.data_dir)
+        self._calibrations = load_calibrations(data_dir)
 
     def build(self, spec: PoolSpec) -> ModelPool:
         """Raises `UnknownPolicy`."""
@@ -111,38 +111,27 @@ class PoolBuilder:
             config.admission,
         )
         recorder = RequestRecorder(
+            deps,
             spec.name,
             self._timelines,
             self._slo,
             load,
             self._lifecycles.find,
             admission,
-            Describer(
-                deps.gateway_id,
-                spec.name,
-                spec.upstreams,
-                config,
-                self._policy,
-                is_foreign=spec.is_foreign,
-            ),
+            Describer(deps, spec.name, spec.upstreams, self._policy, is_foreign=spec.is_foreign),
             self.calibration,
-            deps.wall_clock,
             deps.tracer,
         )
         lifecycle = Lifecycle(
+            deps,
+            self._holds,
+            dispatcher,
+            estimates,
+            self._metrics,
             observer=recorder,
             admission=admission,
             elsewhere=self._lifecycles.of,
             standings=deps.directory,
-            traces=None if deps.tracer is None else deps.tracer.rule,
-            holds=self._holds,
-            dispatcher=dispatcher,
-            estimates=estimates,
-            prices=deps.prices,
-            metrics=self._metrics,
-            clock=deps.clock,
-            wall_clock=deps.wall_clock,
-            config=config,
         )
         control = self._control(spec, flow, estimates, lifecycle, load)
         pool = ModelPool(spec, flow, dispatcher, estimates, lifecycle, control, meters)

@@ -63,7 +63,7 @@ class AlertFigures:
             stored.audit_signed,
             stored.audit_signed_us,
             now_us,
-            config.audit_checkpoint_s,
+            config.audit.checkpoint_s,
             self._audit_complaint(),
         )
         looked_at = {

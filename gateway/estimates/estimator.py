@@ -65,7 +65,8 @@ class Estimator:
         self.observed = 0
         self.calibration = Calibration()
         self._upstreams = upstreams
-        self._prices = prices
+        self.prices = prices
+        """Those of now."""
         self._model = model
         self.is_enabled = True
         """Whether requests get estimates, and replays run. May change at any time."""
@@ -322,7 +323,7 @@ class Estimator:
     ) -> Estimate:
         bucket = bucket_of(raw, TIER_RANKS[tier], is_exact=size.is_exact, kind=kind)
         told = self.calibration.correct(raw, bucket)
-        price = self._prices().entry(model, tier).cost_nanousd
+        price = self.prices().entry(model, tier).cost_nanousd
         count, tokens = size.sequences, size.input_tokens
         most = size.max_tokens * count
         check_counts(tokens, 0, most)

@@ -11,8 +11,10 @@ from functools import partial
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
 from engine.messages import TIER_RANKS, StepTime
+from gateway.background import Site
 from gateway.dispatch.admission import Admission
 from gateway.dispatch.dispatcher import Dispatcher
+from gateway.domain.call import Call
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.timeline import (
     Event,
@@ -36,6 +38,7 @@ from gateway.explain.timeline_writer import TimelineWriter
 from gateway.flow.types import TokensAhead
 from gateway.records.calibration_recorder import CalibrationRecorder
 from gateway.requests.run import Run
+from gateway.trace_context import RequestTrace
 from gateway.tracing.build import KeptTrace
 from gateway.tracing.decision import KeepCause
 from gateway.tracing.tracer import Tracer
@@ -55,6 +58,7 @@ class RequestRecorder:
 
     def __init__(
         self,
+        site: Site,
         pool: str,
         timelines: TimelineWriter,
         slo: SloMonitor,
@@ -63,7 +67,6 @@ class RequestRecorder:
         admission: Admission,
         describer: Describer,
         calibration: CalibrationRecorder,
-        wall_clock: Callable[[], float],
         tracer: Tracer | None,
     ) -> None:
         """`find`: a running request by id; `admission`: learns whether targets were met; `tracer` None: no
@@ -73,7 +76,7 @@ class RequestRecorder:
         self._describer = describer
         self._pool = pool
         self._meter, self._shared = load.meter, load.shared
-        self._wall_clock = wall_clock
+        self._wall_clock = site.wall_clock
         self._tracer = tracer
         self._held: dict[str, KeptTrace] = {}
         self._timelines = timelines
@@ -81,6 +84,12 @@ class RequestRecorder:
         self._find = find
         load.on_verdict = self._judged
         self._load = slo.pools[pool] = load
+
+    def trace_of(self, call: Call) -> RequestTrace | None:
+        """Without a tracer only a request whose caller says so belongs to a trace."""
+        if self._tracer is not None:
+            return self._tracer.rule.trace_of(call.request_id, call.trace)
+        return None if call.trace is None else RequestTrace.of(call.request_id, call.trace)
 
     def in_line(self, run: Run, entry: QueueEntry, ahead: TokensAhead) -> None:
         """It holds its budget and could run from now on."""

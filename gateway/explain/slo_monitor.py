@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import Counter
 
-from gateway.background import BackgroundWriter
+from gateway.background import BackgroundWriter, Site
 from gateway.explain.attribution import Cause, Metric, MissVerdict, RequestFacts, judge
 from gateway.explain.fluid_share import FluidMachine, Job
 from gateway.explain.load_log import LoadLog
@@ -29,7 +29,6 @@ from tenants.errors import DatabaseUnavailable
 from tenants.slo import store as slo_store
 from tenants.slo.slo import Missed, Slo, SloBook, SloTally
 from tenants.slo.store import CountKey
-from tenants.storage.database import Database
 from tenants.types import Tier
 
 PURGE_EVERY_S = 3600.0
@@ -86,16 +85,13 @@ class SloMonitor(BackgroundWriter):
 
     def __init__(
         self,
-        database: Database,
-        registry: CollectorRegistry,
-        wall_clock: Callable[[], float],
+        site: Site,
         revision: Callable[[], int],
         *,
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`revision` grows with every admin act: targets are then read again."""
-        self._database = database
-        self._wall_clock = wall_clock
+        super().__init__(site)
         self._revision = revision
         self._stopwatch = stopwatch
         self._read_at: int | None = None
@@ -108,20 +104,20 @@ class SloMonitor(BackgroundWriter):
             "fairgate_slo_requests",
             "Requests that a target binds, by whether they met it.",
             ["metric", "tier", "met"],
-            registry=registry,
+            registry=site.prometheus,
         )
         self._allowed = Counter(
             "fairgate_slo_allowed_misses",
             "Misses that targets allow: each request adds the share of its target that may be missed.",
             ["metric", "tier"],
-            registry=registry,
+            registry=site.prometheus,
         )
         self._misses = Counter(
             "fairgate_slo_misses",
             "Missed targets, by cause; `unjudged`: too many at once to be explained; `refused`: not let in,"
             " since it would have been missed.",
             ["metric", "tier", "cause"],
-            registry=registry,
+            registry=site.prometheus,
         )
 
     # ------------------------------------------------------------ requests
@@ -139,7 +135,7 @@ class SloMonitor(BackgroundWriter):
                 all_missed += 1
                 pending = self.pools[pool].pending
                 if len(pending) < MAX_PENDING:
-                    at_us = round(self._wall_clock() * 1e6)
+                    at_us = self._now_us()
                     pending.append(_Pending(facts, job.tenant_id, slo, at_us))
                     to_judge += 1
                 else:

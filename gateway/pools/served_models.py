@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from gateway import errors
+from gateway.background import Site
 from gateway.budget.free_calls import FreeCalls
-from gateway.config import GatewayConfig
 from gateway.domain.call import Call, ServedModel
 from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
@@ -31,23 +31,21 @@ class ServedModels:
 
     def __init__(
         self,
-        config: GatewayConfig,
+        site: Site,
         pools: Pools,
         aliases: Mapping[str, Alias],
         quotes: Quotes,
         prices: Callable[[], PriceBook],
-        *,
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
     ) -> None:
+        config = site.config
         self.catalogue = Catalogue(list(pools), aliases)
-        self.token_calls = FreeCalls("tokenizer answers", config.token_calls_per_s, clock)
-        self._quote_calls = FreeCalls("quotes", config.quotes_per_s, clock)
+        self.token_calls = FreeCalls("tokenizer answers", config.token_calls_per_s, site.clock)
+        self._quote_calls = FreeCalls("quotes", config.quotes_per_s, site.clock)
         self._pools = pools
         self._quotes = quotes
         self._prices = prices
-        self._clock = clock
-        self._wall_clock = wall_clock
+        self._clock = site.clock
+        self._wall_clock = site.wall_clock
         self._body_bytes = config.max_body_bytes
 
     def served(self, name: str, request_id: str) -> ServedModel:

@@ -7,7 +7,7 @@ import secrets
 from abc import abstractmethod
 from typing import Generic, TypeVar
 
-from gateway.background import BackgroundWriter
+from gateway.background import BackgroundWriter, Site
 from tenants.errors import DatabaseUnavailable
 from tenants.storage.flushes import Flush
 
@@ -21,8 +21,9 @@ class ExactWriter(BackgroundWriter, Generic[Batch]):
 
     log = log
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, site: Site, name: str) -> None:
         """`name`: unique in a process."""
+        super().__init__(site)
         self._writer = f"{name}/{secrets.token_hex(8)}"
         self._number = 0
         self._unanswered: Batch | None = None

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import partial
 
-from gateway.background import BackgroundWriter
+from gateway.background import BackgroundWriter, Site
 from tenants.directory import key_uses
 from tenants.errors import DatabaseUnavailable
-from tenants.storage.database import Database
 
 MAX_WRITTEN = 1_000
 
@@ -25,13 +23,12 @@ class KeyUseRecorder(BackgroundWriter):
     unavailable = "uses of keys wait"
     flush_every_s = 60.0
 
-    def __init__(self, database: Database, wall_clock: Callable[[], float]) -> None:
-        self._database = database
-        self._wall_clock = wall_clock
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
         self._last_us: dict[str, int] = {}
 
     def note(self, key_id: str) -> None:
-        self._last_us[key_id] = round(self._wall_clock() * 1e6)
+        self._last_us[key_id] = self._now_us()
 
     async def flush(self) -> None:
         """Keeps what is not confirmed, as the database is down or the task is cancelled."""

@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 from functools import partial
 
 from msgspec.structs import replace
 
 from engine.messages import SequenceOutcome
+from gateway.background import Site
 from gateway.budget.holds import Holds
 from gateway.budget.stream_limiter import StreamLimiter
-from gateway.config import GatewayConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.account import Account, decode_together, refills_of
 from gateway.domain.fallback import Fallback
@@ -51,16 +50,14 @@ class RequestFinisher:
 
     def __init__(
         self,
+        site: Site,
         holds: Holds,
         dispatcher: Dispatcher,
-        stream_limiter: StreamLimiter,
         estimates: Estimator,
         metrics: Metrics,
-        observer: RequestObserver | None,
-        clock: Callable[[], float],
-        *,
+        stream_limiter: StreamLimiter,
         prefix_hits: RecentShare,
-        config: GatewayConfig,
+        observer: RequestObserver | None,
     ) -> None:
         self._holds = holds
         self._dispatcher = dispatcher
@@ -68,11 +65,11 @@ class RequestFinisher:
         self._estimates = estimates
         self._metrics = metrics
         self._observer = observer
-        self._clock = clock
+        self._clock = site.clock
         self._prefix_hits = prefix_hits
-        self._settle_wait_s = config.settle_wait_s
-        self._quote_credit_share = config.quote_credit_share
-        self._most_credit_nanousd = round(config.quote_credit_usd * 1e9)
+        self._settle_wait_s = site.config.settle_wait_s
+        self._quote_credit_share = site.config.quote_credit_share
+        self._most_credit_nanousd = round(site.config.quote_credit_usd * 1e9)
         """Of one tenant and day."""
 
     async def settle(self, run: Run, outcome: RequestOutcome, cause: BaseException | None) -> None:

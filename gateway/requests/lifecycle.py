@@ -31,12 +31,12 @@ from msgspec.structs import replace
 from engine.entry import QueueEntry
 from engine.messages import TIER_RANKS
 from gateway import log_context
+from gateway.background import Site
 from gateway.budget import lease
 from gateway.budget.holds import BudgetDenied, EndUserRefused, Holds
 from gateway.budget.metering import RequestMetering
 from gateway.budget.stream_limiter import StreamLimiter, StreamLimitReached, fed_streams
 from gateway.budget.top_up import AccountsLost, Leases, TopUpTask
-from gateway.config import GatewayConfig
 from gateway.dispatch.admission import (
     Admission,
     DeadlineUnreachable,
@@ -67,7 +67,6 @@ from gateway.requests.run import Events, InLine, Interrupted, Run, uses_of
 from gateway.requests.tier_change import NotWaiting, Offer, TierChange
 from gateway.statistics import RecentShare
 from gateway.trace_context import RequestTrace
-from gateway.tracing.decision import TraceRule
 from gateway.upstream.base import (
     RequestTask,
     SequenceRefused,
@@ -77,7 +76,7 @@ from gateway.upstream.base import (
     UpstreamUnavailable,
 )
 from tenants.errors import DatabaseUnavailable, KeyRejected, UnknownPrice
-from tenants.pricing.pricing import PriceBook, counted
+from tenants.pricing.pricing import counted
 from tenants.quota.rules import refusal_by
 from tenants.quota.store import Denied, Hold, LimitNotKept, QuotaStoreUnavailable
 from tenants.types import Limit, Principal, RequestTraits, Tier
@@ -106,38 +105,32 @@ class Lifecycle:
 
     def __init__(
         self,
-        *,
+        site: Site,
         holds: Holds,
         dispatcher: Dispatcher,
         estimates: Estimator,
-        prices: Callable[[], PriceBook],
         metrics: Metrics,
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
-        config: GatewayConfig,
+        *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         observer: RequestObserver | None = None,
         admission: Admission | None = None,
         elsewhere: Callable[[Call], Lifecycle] | None = None,
         standings: PrincipalStandings | None = None,
-        traces: TraceRule | None = None,
     ) -> None:
-        """`clock` and `sleep` measure a request's times; `wall_clock` says which limits are in force;
-        `elsewhere` finds another pool's lifecycle, for chains; `standings` knows principals now (None: as
-        they came); `traces` None: only requests whose caller says so belong to a trace."""
+        """The site's `clock` and `sleep` measure a request's times, its `wall_clock` says which limits are in
+        force; `elsewhere` finds another pool's lifecycle, for chains; `standings` knows principals now (None:
+        as they came)."""
         self._holds = holds
         self._dispatcher = dispatcher
         self._estimates = estimates
-        self._prices = prices
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._config = config
+        self._clock = site.clock
+        self._wall_clock = site.wall_clock
+        self._config = config = site.config
         self._queue_ttl_s = config.queue_ttl_s
         self._sleep = sleep
         self._observer = observer
         self._elsewhere = elsewhere
         self._standings = standings
-        self._traces = traces
         self.reserve_quantile = config.reserve_quantile
         """Of the predicted output, held before it runs."""
         self.admission = admission or Admission()
@@ -145,32 +138,11 @@ class Lifecycle:
         self.prefix_hits = RecentShare()
         """Of prompt tokens, found in a cache."""
         self._stream_limiter = StreamLimiter(max_waiting=config.max_queued_per_tenant)
-        self._relocation = Relocation(
-            dispatcher,
-            clock,
-            sending=holds.sending,
-            most_losses=config.moves,
-            wait_s=self._queue_ttl_s,
-        )
-        self._execution = Execution(
-            dispatcher,
-            self._top_up_task,
-            clock,
-            self._relocation,
-            sending=holds.sending,
-            config=config,
-        )
-        self._tier_change = TierChange(holds, dispatcher, clock, wall_clock)
+        self._relocation = Relocation(site, holds, dispatcher)
+        self._execution = Execution(site, holds, dispatcher, self._relocation, self._top_up_task)
+        self._tier_change = TierChange(site, holds, dispatcher)
         self._finisher = RequestFinisher(
-            holds,
-            dispatcher,
-            self._stream_limiter,
-            estimates,
-            metrics,
-            observer,
-            clock,
-            prefix_hits=self.prefix_hits,
-            config=config,
+            site, holds, dispatcher, estimates, metrics, self._stream_limiter, self.prefix_hits, observer
         )
         self._tasks: dict[Run, asyncio.Task[None]] = {}
         self._by_id: dict[str, Run] = {}
@@ -187,14 +159,14 @@ class Lifecycle:
             is_whole=not call.stream,
         )
         bound = call.binding or call.chained
-        prices = self._prices() if bound is None else bound.prices
+        prices = self._estimates.prices() if bound is None else bound.prices
         run = Run(call, Times(self._clock()), uses_of(call), prices, events)
-        if self._traces is not None:
-            run.trace = self._traces.trace_of(call.request_id, call.trace)
-            if (context := log_context.CURRENT.get()) is not None:
-                context.trace_id = run.trace.trace_id
+        if self._observer is not None:
+            run.trace = self._observer.trace_of(call)
         elif call.trace is not None:
             run.trace = RequestTrace.of(call.request_id, call.trace)
+        if run.trace is not None and (context := log_context.CURRENT.get()) is not None:
+            context.trace_id = run.trace.trace_id
         if call.timeout_s is not None:
             run.expires_s = run.times.arrived_s + call.timeout_s
         self._keep(run, asyncio.create_task(self._run(run), name=f"request {call.request_id}"))
@@ -208,7 +180,7 @@ class Lifecycle:
         `least_output`: tokens of its answer. Nothing is held."""
         limits = principal.limits_for(RequestTraits(tier, model, 1, end_user), self._wall_clock())
         states = await self._holds.look(limits)
-        prices, shares_rate = self._prices(), self._stream_limiter.feeds(limits)
+        prices, shares_rate = self._estimates.prices(), self._stream_limiter.feeds(limits)
 
         def require(prompt_tokens: int) -> None:
             least = counted(prices, model, tier, input_tokens=prompt_tokens, output_tokens=least_output)

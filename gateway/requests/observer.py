@@ -5,16 +5,22 @@ from __future__ import annotations
 from typing import Protocol
 
 from engine.entry import QueueEntry
+from gateway.domain.call import Call
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.usage import Use
 from gateway.flow.types import TokensAhead
 from gateway.requests.run import Run
+from gateway.trace_context import RequestTrace
 from gateway.tracing.decision import KeepCause
 from tenants.types import Amounts
 
 
 class RequestObserver(Protocol):
     """Called from the event loop of the request. Must not raise."""
+
+    def trace_of(self, call: Call) -> RequestTrace | None:
+        """None: it belongs to no trace."""
+        ...
 
     def in_line(self, run: Run, entry: QueueEntry, ahead: TokensAhead) -> None:
         """The request holds its budget and is queued or already dispatched; `ahead`: by the queue's count."""

@@ -14,6 +14,7 @@ from tenants.counts import move_store
 from tenants.counts.move_store import StoredMove
 from tenants.errors import DatabaseUnavailable, Invalid
 from tenants.storage.database import Database
+from tests.support.builders import site
 from tests.support.quota import NOON_S, Clock
 
 FULL = Observation(10.0, 0.0, 0.95, 0.0, 0.02, None, 5)
@@ -27,7 +28,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def recorder(database: Database, registry: CollectorRegistry, clock: Clock) -> MoveRecorder:
-    return MoveRecorder(database, registry, "gw_1", clock)
+    return MoveRecorder(site(database, clock, registry, "gw_1"))
 
 
 @pytest.fixture

@@ -37,6 +37,7 @@ from tenants.errors import DatabaseUnavailable, Invalid, NotFound
 from tenants.storage.database import Database
 from tenants.storage.flushes import Flush
 from tenants.storage.tables import engine_minutes, flow_minutes
+from tests.support.builders import site
 
 NOW_S = 1_700_000_040.0
 MINUTE = int(NOW_S) * 1_000_000
@@ -238,7 +239,7 @@ async def test_minutes_are_written_once_they_are_over_and_the_last_one_on_the_wa
     database: Database, admin: Admin
 ) -> None:
     clock = Clock()
-    writer = MinuteWriter(database, "gw-1", CollectorRegistry(), clock.wall_s)
+    writer = MinuteWriter(site(database, clock.wall_s, gateway_id="gw-1"))
     meter = writer.flows["pool"] = FlowMeter("pool")
 
     def second(had: int) -> None:
@@ -272,7 +273,7 @@ async def test_minutes_wait_for_a_database_that_is_down(sqlite_url: str) -> None
 
     database = open_database(sqlite_url)
     clock = Clock()
-    writer = MinuteWriter(database, "gw-1", CollectorRegistry(), clock.wall_s)
+    writer = MinuteWriter(site(database, clock.wall_s, gateway_id="gw-1"))
     meter = writer.flows["pool"] = FlowMeter("pool")
     meter.sample(0.0, NOW_S, {}, ())
     meter.sample(1.0, NOW_S + 1, {("ten_a", 1): 5}, ())
@@ -300,7 +301,7 @@ async def test_while_the_database_is_away_a_bounded_number_of_minutes_waits(
     monkeypatch.setattr("gateway.explain.minutes.writer.MAX_WAITING", 2)
     database, clock, registry = open_database(sqlite_url), Clock(), CollectorRegistry()
     await database.close()
-    writer = MinuteWriter(database, "gw-1", registry, clock.wall_s)
+    writer = MinuteWriter(site(database, clock.wall_s, registry, "gw-1"))
     meter, engines = FlowMeter("pool"), EngineMeter("pool")
     writer.flows["pool"], writer.engines["pool"] = meter, engines
     replica = SimpleNamespace(replica_id="engine-0", is_up=True, ready=None, snapshot=None)

@@ -29,6 +29,7 @@ from engine.messages import (
     Submit,
 )
 from engine.scheduling.counters import ServiceCounters
+from gateway.background import Site
 from gateway.budget.holds import Holds
 from gateway.cluster.crash_charge import reckon
 from gateway.config import GatewayConfig
@@ -233,17 +234,17 @@ class House:
             all_limits=lambda: list(LIMITS),
         )
         self.lifecycle = Lifecycle(
-            holds=self.holds,
-            dispatcher=self.dispatcher,
-            estimates=Estimator(
+            Site(
+                gateway_id="gw", database=self.database, config=self.config, clock=clock,
+                wall_clock=lambda: 1e9,
+            ),
+            self.holds,
+            self.dispatcher,
+            Estimator(
                 flow=self.flow, upstreams=[self.engine], lengths=LengthForecast(), prices=lambda: self.prices,
                 model="m", cache_s=0.05,
             ),
-            prices=lambda: self.prices,
-            metrics=Metrics(),
-            clock=clock,
-            wall_clock=lambda: 1e9,
-            config=self.config,
+            Metrics(),
             sleep=self.sleep,
             elsewhere=self.elsewhere,
             standings=self.standings,

@@ -18,6 +18,7 @@ from engine.forecast.length.length import LengthForecast
 from engine.messages import Delta, ModelInfo, Ready, SamplingParams, Snapshot, StepTime, Submit
 from engine.scheduling.counters import ServiceCounters
 from engine.virtual.replica import VirtualReplica
+from gateway.background import Site
 from gateway.budget.holds import Holds
 from gateway.config import GatewayConfig
 from gateway.dispatch.dispatcher import Dispatcher
@@ -184,17 +185,17 @@ class VirtualStreams:
             all_limits=list,
         )  # fmt: skip
         self._lifecycle = Lifecycle(
-            holds=self._books,
-            dispatcher=self._dispatcher,
-            estimates=Estimator(
+            Site(
+                gateway_id="gw", database=database, config=CONFIG, clock=self.clock,
+                wall_clock=lambda: EPOCH_S + self.clock(),
+            ),
+            self._books,
+            self._dispatcher,
+            Estimator(
                 flow=flow, upstreams=[self.upstream], lengths=LengthForecast(), prices=lambda: prices,
                 model="m", cache_s=0.05,
             ),
-            prices=lambda: prices,
-            metrics=Metrics(),
-            clock=self.clock,
-            wall_clock=lambda: EPOCH_S + self.clock(),
-            config=CONFIG,
+            Metrics(),
             sleep=self._sleep,
         )  # fmt: skip
 
