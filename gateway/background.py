@@ -7,9 +7,10 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -36,6 +37,11 @@ class Site:
     prometheus: CollectorRegistry = field(default_factory=CollectorRegistry)
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
+    address: str = ""
+    """Where it is reached, as others show it."""
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self.wall_clock(), UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,16 +151,23 @@ class BackgroundWriter(ABC):
         self._task = asyncio.create_task(work, name=self.task_name)
 
     async def close(self) -> None:
+        """Writes what is left, if the database is up."""
         if self._task is not None:
             await stop([self._task])
-        await self.flush()
+        with self._while_away():
+            await self.flush()
 
     def _now_us(self) -> int:
         return round(self._wall_clock() * 1e6)
 
     async def _round(self) -> None:
-        try:
+        with self._while_away():
             await self._work()
+
+    @contextmanager
+    def _while_away(self) -> Iterator[None]:
+        try:
+            yield
         except DatabaseUnavailable as error:
             self.log.warning("%s: %s", self.unavailable, type(error).__name__)
 

@@ -67,7 +67,6 @@ class GatewayDeps(Site):
     quote_secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     """Signs quotes; shared by all gateways of an installation, or each knows only its own."""
     instance: Instance = field(default_factory=lambda: Instance(secrets.token_hex(8)))
-    address: str = ""
     members: Members | None = None
     """Follows engines that run elsewhere; None: there are none."""
     lengths: LengthForecast | None = None

@@ -32,11 +32,9 @@ from gateway.pool_builder import PoolBuilder, collectors_of
 from gateway.pools.control_loop import EVERY_S as CONTROL_EVERY_S
 from gateway.pools.control_loop import ControlLoop
 from gateway.pools.fleet import Fleet
-from gateway.pools.live_counters import counters_of
-from gateway.pools.pool import Lifecycles, Pools, pools_of
+from gateway.pools.pool import Pools, pools_of
 from gateway.pools.request_actions import RequestActions
 from gateway.pools.served_models import ServedModels
-from gateway.pools.waiting import waiting_here
 from gateway.quotes.quotes import Quotes
 from gateway.records.access_recorder import AccessRecorder
 from gateway.records.key_use_recorder import KeyUseRecorder
@@ -77,11 +75,9 @@ class Gateway:
         liveness = Liveness(gateway_id, config.gateway_stale_s, clock)
         self.limit_events = LimitAlerts(deps, self.metrics)
         self.holds = Holds(
+            deps,
             deps.ledger,
             deps.quota_store,
-            gateway_id,
-            lease_ttl_s=config.lease_ttl_s,
-            wall_clock=wall_clock,
             all_limits=lambda: deps.directory.limits(wall_clock()),
             require_presence=liveness.require,
             on_granted=self.limit_events.note,
@@ -89,19 +85,12 @@ class Gateway:
         self.progress = ProgressWriter(deps, self.holds)
         self.presence = Presence(deps, liveness, self.holds, self.progress)
         self._redeemed = RedeemedQuotes(database)
-        self.quotes = Quotes(
-            deps.quote_secret,
-            valid_s=config.quote_valid_s,
-            wall_clock=wall_clock,
-            prices_at=deps.directory.prices_at,
-            redeemed=self._redeemed,
-        )
+        self.quotes = Quotes(deps, deps.quote_secret, deps.directory.prices_at, self._redeemed)
         self.pools = pools = Pools()
-        self.lifecycle = Lifecycles(pools, deps.pools[0].name)
         self.policy = ActivePolicy(deps, pools)
         self.brakes = ActiveBrakes(deps, pools)
         self.drains = ActiveDrains(deps, pools)
-        self.directory = ActiveDirectory(deps, self.lifecycle, self.drains.follow)
+        self.directory = ActiveDirectory(deps, pools, self.drains.follow)
         self.builder = PoolBuilder(
             deps,
             self.metrics,
@@ -109,7 +98,7 @@ class Gateway:
             self.slo,
             self.timelines,
             self.quotes,
-            self.lifecycle,
+            pools,
             lambda: self.policy.now,
         )
         pools |= {name: self.builder.build(spec) for name, spec in pools_of(deps.pools).items()}
@@ -117,13 +106,7 @@ class Gateway:
         self.models = ServedModels(deps, pools, deps.aliases, self.quotes, deps.prices)
         self.idempotency = IdempotencyKeys(deps)
         self.large_bodies = LargeBodies(config.large_bodies_bytes)
-        lag = self.metrics.recent_lag
-        self.request_actions = RequestActions(
-            self.lifecycle,
-            clock,
-            lambda: counters_of(gateway_id, deps.address, clock(), pools, lag.most_s),
-            lambda tenant_ids, tier: waiting_here(gateway_id, pools, tenant_ids, tier, clock()),
-        )
+        self.request_actions = RequestActions(deps, pools, self.metrics.recent_lag)
         self.fleet = Fleet(
             gateway_id, self.request_actions, deps.peer_requests, deps.registry, config.gateway_stale_s
         )
@@ -218,9 +201,7 @@ class Gateway:
         yield _repeated("pace", PACE_EVERY_S, self._watch_forecasts, "the forecasts were not renewed")
         yield _repeated("idempotency", PURGE_EVERY_S, self._purge, "the purge failed; it goes on")
         grace_s = config.shutdown_grace_s
-        yield GatewayService(
-            "requests", stop=partial(self.lifecycle.close, grace_s), why="all else serves them"
-        )
+        yield GatewayService("requests", stop=partial(self.pools.close, grace_s), why="all else serves them")
 
     async def _prepare(self, upstream: Upstream) -> None:
         """A replica that has joined."""

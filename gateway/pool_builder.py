@@ -42,7 +42,7 @@ from gateway.metrics.load import LoadCollector
 from gateway.metrics.registry import Metrics
 from gateway.pools.control_loop import ControlLoop, Signals, setters_of
 from gateway.pools.learned_actions import own_numbers
-from gateway.pools.pool import Lifecycles, ModelPool, PoolMeters, Pools, PoolSpec
+from gateway.pools.pool import ModelPool, PoolMeters, Pools, PoolSpec
 from gateway.quotes.quotes import Quotes
 from gateway.records.calibration_recorder import CalibrationRecorder
 from gateway.records.move_recorder import MoveRecorder
@@ -64,10 +64,10 @@ class PoolBuilder:
         slo: SloMonitor,
         timelines: TimelineWriter,
         quotes: Quotes,
-        lifecycles: Lifecycles,
+        pools: Pools,
         policy: Callable[[], StoredPolicy],
     ) -> None:
-        """`lifecycles`: of all pools; `policy`: the active one."""
+        """`pools`: all of them; `policy`: the active one."""
         data_dir = deps.config.data_dir
         self.lengths = deps.lengths if deps.lengths is not None else load_lengths(data_dir)
         self.files = LearnedFiles(data_dir)
@@ -81,7 +81,7 @@ class PoolBuilder:
         self._slo = slo
         self._timelines = timelines
         self._quotes = quotes
-        self._lifecycles = lifecycles
+        self._pools = pools
         self._policy = policy
         self._calibrations = load_calibrations(data_dir)
 
@@ -116,7 +116,7 @@ class PoolBuilder:
             self._timelines,
             self._slo,
             load,
-            self._lifecycles.find,
+            self._pools.find,
             admission,
             Describer(deps, spec.name, spec.upstreams, self._policy, is_foreign=spec.is_foreign),
             self.calibration,
@@ -130,7 +130,7 @@ class PoolBuilder:
             self._metrics,
             observer=recorder,
             admission=admission,
-            elsewhere=self._lifecycles.of,
+            elsewhere=self._pools.lifecycle_of,
             standings=deps.directory,
         )
         control = self._control(spec, flow, estimates, lifecycle, load)

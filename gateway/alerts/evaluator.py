@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from prometheus_client import Gauge
 
 from gateway.background import BackgroundWriter, Site
-from tenants.errors import DatabaseUnavailable
 from tenants.outbox import incidents
 from tenants.outbox.incidents import Evaluated
 from tenants.outbox.kinds import ALERT_KINDS
@@ -90,9 +89,7 @@ class AlertEvaluator(BackgroundWriter):
 
     async def close(self) -> None:
         """Releases the lease."""
-        try:
-            if self._task is not None:
-                await stop([self._task])
+        if self._task is not None:
+            await stop([self._task])
+        with self._while_away():
             await self._database.write(lambda one: incidents.give_up_lease(one, self._gateway_id))
-        except DatabaseUnavailable as error:
-            self.log.warning("%s: %s", self.unavailable, type(error).__name__)

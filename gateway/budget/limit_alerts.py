@@ -68,8 +68,8 @@ class LimitAlerts(BackgroundWriter):
             return
         try:
             await limit_events.add(self._database, tallies)
-        except DatabaseUnavailable as error:
-            log.warning("limit events wait: %s", type(error).__name__)
+        except DatabaseUnavailable:
             for key, tally in tallies.items():
                 newer = self._waiting.get(key)
                 self._waiting[key] = tally if newer is None else tally.with_newer(newer)
+            raise

@@ -15,7 +15,7 @@ from prometheus_client import Gauge
 from gateway.background import BackgroundWriter, Site
 from tenants.audit.checkpoints import is_due
 from tenants.audit.log import AuditLog
-from tenants.errors import AuditDamaged, DatabaseUnavailable, Invalid
+from tenants.errors import AuditDamaged, Invalid
 from tenants.ledger.digests import LedgerDigests
 
 OF_THE_LOG = ("the audit is damaged", "the audit is not signed")
@@ -106,5 +106,5 @@ class AuditCheckpoints(BackgroundWriter):
         """Signs the last rows, if due and the database is up."""
         try:
             await super().close()
-        except (AuditDamaged, DatabaseUnavailable) as error:
+        except AuditDamaged as error:
             self.log.warning("%s: %s", self.unavailable, type(error).__name__)

@@ -7,7 +7,6 @@ import logging
 from prometheus_client import Gauge
 
 from gateway.background import BackgroundWriter, Site
-from tenants.errors import DatabaseUnavailable
 from tenants.usage.fold import fold, purge_hours, unfolded_since_us
 
 MOST_ROUNDS = 50
@@ -49,10 +48,3 @@ class UsageFolder(BackgroundWriter):
         now_us = self._now_us()
         while await self._database.write(lambda connection: purge_hours(connection, now_us)):
             pass
-
-    async def close(self) -> None:
-        """Folds the last settlements, if the database is up."""
-        try:
-            await super().close()
-        except DatabaseUnavailable as error:
-            self.log.warning("%s: %s", self.unavailable, type(error).__name__)

@@ -162,7 +162,8 @@ class SloMonitor(BackgroundWriter):
         await super().close()
         self._rest_until_s = -math.inf
         await self.judge_pending(waits=False)
-        await self.flush()
+        with self._while_away():
+            await self.flush()
 
     async def refresh(self) -> None:
         """Reads the targets again after an admin act. Raises `DatabaseUnavailable`."""
@@ -206,11 +207,11 @@ class SloMonitor(BackgroundWriter):
         missed, self._missed = self._missed, []
         try:
             await slo_store.add(self._database, tallies, missed, self._wall_clock())
-        except DatabaseUnavailable as error:
-            log.warning("counts of targets wait: %s", type(error).__name__)
+        except DatabaseUnavailable:
             for key, tally in tallies.items():
                 self._tallies[key] = self._tallies.get(key, SloTally()) + tally
             self._missed = missed + self._missed
+            raise
 
     def _note(self, pending: _Pending, verdict: MissVerdict) -> None:
         slo = pending.slo

@@ -11,7 +11,6 @@ from prometheus_client import Counter
 
 from gateway.background import BackgroundWriter, Site
 from gateway.explain.describer import StoredDescription
-from tenants.errors import DatabaseUnavailable
 from tenants.ledger import timelines
 from tenants.ledger.timelines import StoredTimeline
 
@@ -28,7 +27,7 @@ class TimelineWriter(BackgroundWriter):
     task_name = "gateway timelines"
     log = log
     failed = "timelines could not be written; it is tried again"
-    unavailable = "old timelines stay a while"
+    unavailable = "timelines wait"
     purge_every_s = PURGE_EVERY_S
 
     def __init__(self, site: Site) -> None:
@@ -77,13 +76,10 @@ class TimelineWriter(BackgroundWriter):
         return await timelines.find(self._database, request_id)
 
     async def flush(self) -> None:
+        """Raises `DatabaseUnavailable`."""
         while self._waiting:
             rows = self._waiting[:MAX_WRITTEN]
-            try:
-                await timelines.add(self._database, rows, self._described)
-            except DatabaseUnavailable as error:
-                log.warning("timelines wait: %s", type(error).__name__)
-                return
+            await timelines.add(self._database, rows, self._described)
             # Not before it is durable: until then `find` reads it from here.
             del self._waiting[: len(rows)]
             left = {description_id for row in self._waiting for description_id in (row.server, row.terms)}

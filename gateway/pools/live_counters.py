@@ -17,6 +17,7 @@ from gateway.explain.minutes.engine_meter import EngineTotals, kv_permille
 from gateway.explain.shares import RecentService
 
 if TYPE_CHECKING:
+    from gateway.background import Site
     from gateway.pools.pool import ModelPool
     from gateway.upstream.base import Upstream
 
@@ -115,13 +116,7 @@ class FleetNow(msgspec.Struct, frozen=True):
         return sum(gateway.running for gateway in self.gateways)
 
 
-def counters_of(
-    gateway_id: str,
-    address: str,
-    now_s: float,
-    pools: Mapping[str, ModelPool],
-    lag_s: float,
-) -> GatewayNow:
+def counters_of(site: Site, pools: Mapping[str, ModelPool], lag_s: float) -> GatewayNow:
     rows: dict[tuple[str, str], TenantNow] = {}
     queued: Counter[str] = Counter()
     output_tokens = running = 0
@@ -135,9 +130,9 @@ def counters_of(
             rows[whose] = rows[whose].plus(row) if whose in rows else row
     busiest = sorted(rows.values(), key=lambda row: (-row.queued, -row.running, -row.had, row.tenant_id))
     return GatewayNow(
-        gateway_id,
-        address,
-        now_s,
+        site.gateway_id,
+        site.address,
+        site.clock(),
         output_tokens,
         dict(queued),
         running,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.forecast.calibration import Calibration
@@ -165,33 +165,27 @@ class Pools(dict[str, ModelPool]):
             pool.estimates.is_enabled = is_enabled
         return is_enabled
 
-
-class Lifecycles:
-    def __init__(self, pools: Mapping[str, ModelPool], default: str) -> None:
-        self._pools = pools
-        self._default = default
-
     @property
     def running(self) -> int:
-        return sum(pool.lifecycle.running for pool in self._pools.values())
+        return sum(pool.lifecycle.running for pool in self.values())
 
     def begin(self, call: Call) -> Run:
-        return self.of(call).begin(call)
+        return self.lifecycle_of(call).begin(call)
 
     def find(self, request_id: str) -> Run | None:
-        runs = (pool.lifecycle.find(request_id) for pool in self._pools.values())
+        runs = (pool.lifecycle.find(request_id) for pool in self.values())
         return next((run for run in runs if run is not None), None)
 
     def runs_of(self, tenant_id: str | None) -> list[Run]:
         """A tenant's requests, or with None all, the oldest first."""
-        runs = [run for pool in self._pools.values() for run in pool.lifecycle.runs_of(tenant_id)]
+        runs = [run for pool in self.values() for run in pool.lifecycle.runs_of(tenant_id)]
         return sorted(runs, key=lambda run: run.times.arrived_s)
 
     def in_flight(self) -> list[tuple[str, str, int]]:
         """Model, name and dispatched requests of every replica. May overcount, never undercounts: a
         request that moved to another replica before its first token counts at both."""
         counts: Counter[tuple[str, str]] = Counter()
-        for name, pool in self._pools.items():
+        for name, pool in self.items():
             for flight in pool.flow.in_flight():
                 counts[name, flight.replica_id] += 1
             for run in pool.lifecycle.runs_of(None):
@@ -199,23 +193,23 @@ class Lifecycles:
                     counts[name, run.turn.upstream.replica_id] += 1
         return [
             (name, upstream.name, max(counts[name, upstream.replica_id], upstream.running_requests))
-            for name, pool in self._pools.items()
+            for name, pool in self.items()
             for upstream in pool.spec.upstreams
         ]
 
-    def of(self, call: Call) -> Lifecycle:
-        return self._pools[call.pool or self._default].lifecycle
+    def lifecycle_of(self, call: Call) -> Lifecycle:
+        return (self[call.pool] if call.pool else self.first).lifecycle
 
     async def follow_directory(self) -> None:
         followed = await asyncio.gather(
-            *(pool.lifecycle.follow_directory() for pool in self._pools.values()), return_exceptions=True
+            *(pool.lifecycle.follow_directory() for pool in self.values()), return_exceptions=True
         )
         for failure in followed:
             if failure is not None:
                 raise failure
 
     async def close(self, grace_s: float) -> None:
-        await asyncio.gather(*(pool.lifecycle.close(grace_s) for pool in self._pools.values()))
+        await asyncio.gather(*(pool.lifecycle.close(grace_s) for pool in self.values()))
 
 
 def pools_of(specs: Sequence[PoolSpec]) -> dict[str, PoolSpec]:

@@ -7,7 +7,6 @@ from functools import partial
 
 from gateway.background import BackgroundWriter, Site
 from tenants.directory import key_uses
-from tenants.errors import DatabaseUnavailable
 
 MAX_WRITTEN = 1_000
 
@@ -31,15 +30,11 @@ class KeyUseRecorder(BackgroundWriter):
         self._last_us[key_id] = self._now_us()
 
     async def flush(self) -> None:
-        """Keeps what is not confirmed, as the database is down or the task is cancelled."""
+        """Keeps what is not confirmed. Raises `DatabaseUnavailable`."""
         noted = list(self._last_us.items())
         for start in range(0, len(noted), MAX_WRITTEN):
             chunk = dict(noted[start : start + MAX_WRITTEN])
-            try:
-                await self._database.write(partial(key_uses.note, last_us=chunk))
-            except DatabaseUnavailable as error:
-                log.warning("%s: %s", self.unavailable, type(error).__name__)
-                return
+            await self._database.write(partial(key_uses.note, last_us=chunk))
             for key_id, last_us in chunk.items():
                 if self._last_us[key_id] == last_us:  # not used again meanwhile
                     del self._last_us[key_id]

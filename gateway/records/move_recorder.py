@@ -18,7 +18,6 @@ from gateway.background import BackgroundWriter, Site
 from gateway.flow.control_rules import Control, Move
 from tenants.counts import move_store
 from tenants.counts.move_store import MAX_MODEL_CHARACTERS, MAX_REASON_CHARACTERS, StoredMove
-from tenants.errors import DatabaseUnavailable
 
 PURGE_EVERY_S = 600.0
 MAX_WAITING = 5_000
@@ -73,14 +72,10 @@ class MoveRecorder(BackgroundWriter):
             self._dropped.inc()
 
     async def flush(self) -> None:
-        """Keeps what is not confirmed, and writes it again."""
+        """Keeps what is not confirmed, and writes it again. Raises `DatabaseUnavailable`."""
         while self._waiting:
             chunk = list(islice(self._waiting, MAX_WRITTEN))
-            try:
-                await move_store.add(self._database, chunk)
-            except DatabaseUnavailable as error:
-                log.warning("%s: %s", self.unavailable, type(error).__name__)
-                return
+            await move_store.add(self._database, chunk)
             # Some of them may have been dropped meanwhile.
             written = {move.move_id for move in chunk}
             while self._waiting and self._waiting[0].move_id in written:

@@ -92,7 +92,7 @@ async def test_what_cannot_be_written_waits_and_the_oldest_give_way(
         patched.setattr(move_store, "add", away)
         for after in range(5):
             recorder.note("small", control, [move(after=after)])
-            await recorder.flush()
+            await recorder.close()
     assert registry.get_sample_value(DROPPED) == 2
     await recorder.close()
     assert [row.after for row in (await admin.read_moves(MoveQuery())).rows] == [4, 3, 2]
@@ -110,7 +110,7 @@ async def test_a_batch_whose_answer_was_lost_is_written_once(
     recorder.note("small", Control(ControlMode.ACTING), [move(after=1), move(after=0)])
     with monkeypatch.context() as patched:
         patched.setattr(move_store, "add", unanswered)
-        await recorder.flush()
+        await recorder.close()
     await recorder.flush()
     assert [row.after for row in (await admin.read_moves(MoveQuery())).rows] == [0, 1]
 

@@ -225,19 +225,12 @@ class House:
             self.flow, ReplicaSet([self.engine, *self.others]), clock, engine_grace_s=0.0
         )
         self.prices = uniform_book(self.price)
-        self.holds = Holds(
-            self.ledger,
-            self.store,
-            "gw",
-            lease_ttl_s=60,
-            wall_clock=lambda: 1e9,
-            all_limits=lambda: list(LIMITS),
+        here = Site(
+            gateway_id="gw", database=self.database, config=self.config, clock=clock, wall_clock=lambda: 1e9
         )
+        self.holds = Holds(here, self.ledger, self.store, all_limits=lambda: list(LIMITS))
         self.lifecycle = Lifecycle(
-            Site(
-                gateway_id="gw", database=self.database, config=self.config, clock=clock,
-                wall_clock=lambda: 1e9,
-            ),
+            here,
             self.holds,
             self.dispatcher,
             Estimator(

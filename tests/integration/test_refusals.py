@@ -390,7 +390,7 @@ async def test_the_last_use_of_a_key_is_the_latest_of_all_gateways(
     with monkeypatch.context() as patched:
         patched.setattr(key_uses, "note", away)
         early.note("key_a")
-        await early.flush()
+        await early.close()
     await early.close()
     uses = await database.read(lambda c: key_uses.last_uses(c, ["key_a"]))
     assert uses == {"key_a": round(clock.now_s * 1e6)}

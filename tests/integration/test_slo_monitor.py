@@ -160,8 +160,8 @@ async def test_a_database_that_is_away_delays_and_loses_nothing(sqlite_url: str,
     timelines.keep("req_1", "ten_a", b"packed")
     await house.monitor.judge_pending()
     await database.close()
-    await house.monitor.flush()
-    await timelines.flush()
+    await house.monitor.close()
+    await timelines.close()
     found = await timelines.find("req_1")
     assert found is not None
     assert found.packed == b"packed"

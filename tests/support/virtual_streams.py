@@ -44,7 +44,7 @@ EPOCH_S = 1e9
 HOPS = 40
 """Turns of the event loop in which everything that can happen without time has happened."""
 CONFIG = GatewayConfig(
-    outcome_wait_s=5.0, settle_wait_s=30.0, accounts_wait_s=5.0, slow_reader_s=5.0,
+    outcome_wait_s=5.0, settle_wait_s=30.0, accounts_wait_s=5.0, slow_reader_s=5.0, lease_ttl_s=3_600.0,
     max_buffered_events=10_000, max_buffered_bytes=10**9, max_queued_per_tenant=1_000,
     ttl_interactive_s=86_400.0, ttl_standard_s=86_400.0, ttl_batch_s=604_800.0,
 )  # fmt: skip
@@ -180,15 +180,13 @@ class VirtualStreams:
             window=WindowRule(2, 1.0), log_records=10,
         )  # fmt: skip
         self._dispatcher = Dispatcher(flow, ReplicaSet([self.upstream]), self.clock, engine_grace_s=1e9)
-        self._books = Holds(
-            self.ledger, self.store, "gw", lease_ttl_s=3_600, wall_clock=lambda: EPOCH_S + self.clock(),
-            all_limits=list,
+        here = Site(
+            gateway_id="gw", database=database, config=CONFIG, clock=self.clock,
+            wall_clock=lambda: EPOCH_S + self.clock(),
         )  # fmt: skip
+        self._books = Holds(here, self.ledger, self.store, all_limits=list)
         self._lifecycle = Lifecycle(
-            Site(
-                gateway_id="gw", database=database, config=CONFIG, clock=self.clock,
-                wall_clock=lambda: EPOCH_S + self.clock(),
-            ),
+            here,
             self._books,
             self._dispatcher,
             Estimator(
