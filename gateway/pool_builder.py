@@ -17,7 +17,7 @@ from gateway.deps import GatewayDeps
 from gateway.dispatch.admission import Admission
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.estimates.estimator import Estimator
-from gateway.estimates.persistence import LearnedFiles, load_calibrations, load_lengths
+from gateway.estimates.persistence import LearnedFiles
 from gateway.estimates.replay_process import ReplayProcess
 from gateway.explain.describer import Describer
 from gateway.explain.load_log import LoadLog
@@ -68,9 +68,8 @@ class PoolBuilder:
         policy: Callable[[], StoredPolicy],
     ) -> None:
         """`pools`: all of them; `policy`: the active one."""
-        data_dir = deps.config.data_dir
-        self.lengths = deps.lengths if deps.lengths is not None else load_lengths(data_dir)
-        self.files = LearnedFiles(data_dir)
+        self.files = LearnedFiles(deps.config.data_dir)
+        self.lengths = self.files.lengths() if deps.lengths is None else deps.lengths
         self.replays = ReplayProcess()
         self.moves = MoveRecorder(deps)
         self.calibration = CalibrationRecorder(deps)
@@ -83,7 +82,7 @@ class PoolBuilder:
         self._quotes = quotes
         self._pools = pools
         self._policy = policy
-        self._calibrations = load_calibrations(data_dir)
+        self._calibrations = self.files.calibrations()
 
     def build(self, spec: PoolSpec) -> ModelPool:
         """Raises `UnknownPolicy`."""
@@ -97,7 +96,7 @@ class PoolBuilder:
         load_log, reports, shared = LoadLog(), None, None
         if sharing is not None and isinstance(flow, Mirror):
             reports = PoolLoadShare(deps.gateway_id, deps.instance.instance_id, load_log, meter)
-            shared = sharing.open(spec.name, flow, config, deps.clock, reports)
+            shared = sharing.open(deps, spec.name, flow, reports)
         dispatcher = Dispatcher(
             flow, spec.upstreams, deps.clock, engine_grace_s=config.engine_grace_s, state=shared
         )

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gateway.background import Site
 from gateway.config import AGEING_S, GatewayConfig
 from gateway.flow.controller import FlowController
 from gateway.flow.shared.codec import PoolRule, never_is_zero
@@ -41,26 +41,19 @@ class QueueSharing:
             upstream.name == upstream.replica_id for upstream in replicas
         )
 
-    def open(
-        self,
-        model: str,
-        mirror: Mirror,
-        config: GatewayConfig,
-        clock: Callable[[], float],
-        reports: LoadReports,
-    ) -> RedisQueue:
+    def open(self, site: Site, model: str, mirror: Mirror, reports: LoadReports) -> RedisQueue:
         """The queue of a model, of which `mirror` is this gateway's part. `reports`: of its load."""
         # Only here, because Redis is an extra.
         from gateway.dispatch.redis_queue import RedisQueue
 
-        session = PoolSession(mirror, _rule(config), secrets.randbits(40))
+        session = PoolSession(mirror, _rule(site.config), secrets.randbits(40))
         pool = hashlib.sha256(model.encode()).hexdigest()[:24]
         queue = RedisQueue(
             self.redis_url,
             pool,
             self.gateway_id,
             session,
-            clock,
+            site.clock,
             may_go_alone=self.may_go_alone,
             reports=reports,
         )

@@ -37,6 +37,7 @@ from gateway.explain.slo_monitor import PoolLoad, SloMonitor
 from gateway.explain.timeline_writer import TimelineWriter
 from gateway.flow.types import TokensAhead
 from gateway.records.calibration_recorder import CalibrationRecorder
+from gateway.requests.observer import RequestObserver
 from gateway.requests.run import Run
 from gateway.trace_context import RequestTrace
 from gateway.tracing.build import KeptTrace
@@ -53,7 +54,7 @@ MAX_HELD = 4_096
 log = logging.getLogger("fairgate.gateway.recorder")
 
 
-class RequestRecorder:
+class RequestRecorder(RequestObserver):
     """One model's requests. Use from one event loop."""
 
     def __init__(
@@ -86,10 +87,9 @@ class RequestRecorder:
         self._load = slo.pools[pool] = load
 
     def trace_of(self, call: Call) -> RequestTrace | None:
-        """Without a tracer only a request whose caller says so belongs to a trace."""
-        if self._tracer is not None:
-            return self._tracer.rule.trace_of(call.request_id, call.trace)
-        return None if call.trace is None else RequestTrace.of(call.request_id, call.trace)
+        if self._tracer is None:
+            return super().trace_of(call)
+        return self._tracer.rule.trace_of(call.request_id, call.trace)
 
     def in_line(self, run: Run, entry: QueueEntry, ahead: TokensAhead) -> None:
         """It holds its budget and could run from now on."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from functools import partial
 
 from msgspec.structs import replace
 
@@ -57,7 +56,7 @@ class RequestFinisher:
         metrics: Metrics,
         stream_limiter: StreamLimiter,
         prefix_hits: RecentShare,
-        observer: RequestObserver | None,
+        observer: RequestObserver,
     ) -> None:
         self._holds = holds
         self._dispatcher = dispatcher
@@ -88,9 +87,8 @@ class RequestFinisher:
             if call.request_id in self._holds.live:
                 charged = self._charge(run, use)
                 run.redemption = redemption = self._redemption(run, outcome, charged)
-                if self._observer is not None:
-                    # Before the acknowledgement, which also tells the engine whether to make spans.
-                    run.kept_for = self._observer.kept_for(run, outcome, use)
+                # Before the acknowledgement, which also tells the engine whether to make spans.
+                run.kept_for = self._observer.kept_for(run, outcome, use)
                 credit = 0 if redemption is None else redemption.credit_nanousd
                 pending, credited = await self._settle_holds(
                     run, outcome, charged, use, credit, outcomes, said
@@ -135,8 +133,10 @@ class RequestFinisher:
         binding = run.call.binding
         if binding is None or run.moves:
             return None
-        judged = partial(
-            redemption_of,
+        own_s = self._observer.own_time_s(run) if outcome in JUDGED else (0.0, 0.0)
+        if own_s is None:
+            return Redemption(binding.quote.offer_id, None, is_binding=binding.quote.is_binding)
+        return redemption_of(
             binding.quote.offer_id,
             binding.estimate,
             run.times,
@@ -147,13 +147,8 @@ class RequestFinisher:
             rested_s=run.timeline.waited_s(TimelineKind.TOPPED_UP, TimelineKind.STALLED),
             credit_share=self._quote_credit_share,
             is_binding=binding.quote.is_binding,
+            own_s=own_s,
         )
-        if self._observer is None or outcome not in JUDGED:
-            return judged()
-        own_s = self._observer.own_time_s(run)
-        if own_s is None:
-            return Redemption(binding.quote.offer_id, None, is_binding=binding.quote.is_binding)
-        return judged(own_s=own_s)
 
     @staticmethod
     def _counted(run: Run, charged: Amounts, use: Use) -> Amounts:
@@ -257,8 +252,7 @@ class RequestFinisher:
             if use.input_tokens:
                 self._prefix_hits.note(use.cached_tokens / use.input_tokens)
             self._judge(run, outcome, charged, redemption)
-            if self._observer is not None:
-                self._observer.ended(run, outcome, use, charged)
+            self._observer.ended(run, outcome, use, charged)
         except Exception:
             log.exception("request %s: nothing was learned from it", run.call.request_id)
 

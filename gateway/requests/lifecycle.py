@@ -66,7 +66,6 @@ from gateway.requests.relocation import Relocation
 from gateway.requests.run import Events, InLine, Interrupted, Run, uses_of
 from gateway.requests.tier_change import NotWaiting, Offer, TierChange
 from gateway.statistics import RecentShare
-from gateway.trace_context import RequestTrace
 from gateway.upstream.base import (
     RequestTask,
     SequenceRefused,
@@ -128,7 +127,7 @@ class Lifecycle:
         self._config = config = site.config
         self._queue_ttl_s = config.queue_ttl_s
         self._sleep = sleep
-        self._observer = observer
+        self._observer = observer or RequestObserver()
         self._elsewhere = elsewhere
         self._standings = standings
         self.reserve_quantile = config.reserve_quantile
@@ -142,7 +141,14 @@ class Lifecycle:
         self._execution = Execution(site, holds, dispatcher, self._relocation, self._top_up_task)
         self._tier_change = TierChange(site, holds, dispatcher)
         self._finisher = RequestFinisher(
-            site, holds, dispatcher, estimates, metrics, self._stream_limiter, self.prefix_hits, observer
+            site,
+            holds,
+            dispatcher,
+            estimates,
+            metrics,
+            self._stream_limiter,
+            self.prefix_hits,
+            self._observer,
         )
         self._tasks: dict[Run, asyncio.Task[None]] = {}
         self._by_id: dict[str, Run] = {}
@@ -161,10 +167,7 @@ class Lifecycle:
         bound = call.binding or call.chained
         prices = self._estimates.prices() if bound is None else bound.prices
         run = Run(call, Times(self._clock()), uses_of(call), prices, events)
-        if self._observer is not None:
-            run.trace = self._observer.trace_of(call)
-        elif call.trace is not None:
-            run.trace = RequestTrace.of(call.request_id, call.trace)
+        run.trace = self._observer.trace_of(call)
         if run.trace is not None and (context := log_context.CURRENT.get()) is not None:
             context.trace_id = run.trace.trace_id
         if call.timeout_s is not None:
@@ -506,9 +509,8 @@ class Lifecycle:
         telling: asyncio.TimerHandle | None = None
         try:
             turn = self._dispatcher.line_up(ticket)
-            if self._observer is not None:
-                ahead = self._dispatcher.flow.tokens_ahead(call.request_id, self._clock())
-                self._observer.in_line(run, ticket.entry, ahead)
+            ahead = self._dispatcher.flow.tokens_ahead(call.request_id, self._clock())
+            self._observer.in_line(run, ticket.entry, ahead)
             if not turn.done():
                 run.waiting = self._estimates.waits(call.request_id, run.estimate, run.times.arrived_s)
             if call.progress or not turn.done():
@@ -525,8 +527,7 @@ class Lifecycle:
                 telling.cancel()
             self._dispatcher.leave(call.request_id)
         run.times.dispatched_s = run.turn.dispatched_s
-        if self._observer is not None:
-            self._observer.dispatched(run)
+        self._observer.dispatched(run)
 
     def _tell(self, run: Run, now_s: float) -> asyncio.TimerHandle | None:
         """Sends `InLine` to a waiting stream, now or when it has waited long; returns the timer."""

@@ -31,7 +31,7 @@ from gateway.estimates.engine_load import flights_of
 from gateway.estimates.estimator import Estimator
 from gateway.estimates.forecast_cache import DEBT_S, MAX_COMING, Size
 from gateway.estimates.forecast_cache import Submit as SubmitPicture
-from gateway.estimates.persistence import LENGTHS_FILE, load_lengths, save_lengths
+from gateway.estimates.persistence import LENGTHS_FILE, LearnedFiles
 from gateway.flow.controller import Ticket
 from gateway.flow.window import Replica
 from gateway.quotes.offered import offered
@@ -534,14 +534,14 @@ def test_what_was_learned_survives_a_restart_and_a_damaged_file_costs_nothing(tm
     lengths = LengthForecast()
     for _ in range(50):
         lengths.observe("me", MODEL, 33)
-    save_lengths(tmp_path, json.dumps(lengths.to_dict()))
-    again = load_lengths(tmp_path)
+    (tmp_path / LENGTHS_FILE).write_text(json.dumps(lengths.to_dict()))
+    again = LearnedFiles(tmp_path).lengths()
     assert again.quantile("me", MODEL, 0.5) == lengths.quantile("me", MODEL, 0.5)
     assert again.samples("me", MODEL) == 50
     for damage in ("", "{", '{"version": 99}', "[]"):
         (tmp_path / LENGTHS_FILE).write_text(damage)
-        assert load_lengths(tmp_path).samples("me", MODEL) == 0
-    assert load_lengths(tmp_path / "nowhere").samples("me", MODEL) == 0
+        assert LearnedFiles(tmp_path).lengths().samples("me", MODEL) == 0
+    assert LearnedFiles(tmp_path / "nowhere").lengths().samples("me", MODEL) == 0
 
 
 def test_waits_follow_the_lengths_that_the_engine_foresees_of_what_runs() -> None:
