@@ -121,7 +121,7 @@ class BackgroundWriter(ABC):
     counts what it drops, and keeps what could not be written. Use from one event loop."""
 
     task_name: str
-    log: logging.Logger
+    log = logging.getLogger("fairgate.gateway.records")
     failed: str
     unavailable: str
     """Logged when a round fails, or raises `DatabaseUnavailable`."""

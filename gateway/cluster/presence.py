@@ -57,6 +57,9 @@ class Presence:
         """Rebuilds the counters and settles an earlier life's requests; both later if Redis is not ready.
         Raises `DatabaseUnavailable`, and `Invalid` if another gateway counts separately."""
         deps = self._deps
+        deps.upstreams.each(lambda upstream: upstream.watch(self._engine_changed.set))
+        # What one has left open is settled without it.
+        deps.upstreams.on_left(lambda upstream: self._engine_changed.set())
         if deps.rebuild_counters:
             for row in self._seen:
                 if row.gateway_id != deps.gateway_id and row.silent_s <= deps.config.gateway_stale_s:
@@ -79,9 +82,6 @@ class Presence:
     async def keep_recovered(self) -> None:
         """Settles outcomes that a reconnected engine still holds, until it is cancelled."""
         upstreams = self._deps.upstreams
-        upstreams.each(lambda upstream: upstream.watch(self._engine_changed.set))
-        # What one has left open is settled without it.
-        upstreams.on_left(lambda upstream: self._engine_changed.set())
         while True:
             await self._engine_changed.wait()
             self._engine_changed.clear()

@@ -18,14 +18,12 @@ PURGE_EVERY_S = 600.0
 MAX_WAITING = 20_000
 MAX_WRITTEN = 2_000
 
-log = logging.getLogger("fairgate.gateway.timelines")
-
 
 class TimelineWriter(BackgroundWriter):
     """Use from one event loop."""
 
     task_name = "gateway timelines"
-    log = log
+    log = logging.getLogger("fairgate.gateway.timelines")
     failed = "timelines could not be written; it is tried again"
     unavailable = "timelines wait"
     purge_every_s = PURGE_EVERY_S

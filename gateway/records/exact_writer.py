@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from abc import abstractmethod
 from typing import Generic, TypeVar
@@ -13,13 +12,9 @@ from tenants.storage.flushes import Flush
 
 Batch = TypeVar("Batch")
 
-log = logging.getLogger("fairgate.gateway.records")
-
 
 class ExactWriter(BackgroundWriter, Generic[Batch]):
     """Repeats a failed batch unchanged under its number before newer ones. Use from one event loop."""
-
-    log = log
 
     def __init__(self, site: Site, name: str) -> None:
         """`name`: unique in a process."""
@@ -46,6 +41,6 @@ class ExactWriter(BackgroundWriter, Generic[Batch]):
             try:
                 await self.write(self._unanswered, Flush(self._writer, self._number))
             except DatabaseUnavailable as error:
-                log.warning("%s: %s", self.unavailable, type(error).__name__)
+                self.log.warning("%s: %s", self.unavailable, type(error).__name__)
                 return
             self._unanswered = None

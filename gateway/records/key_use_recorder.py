@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 
 from gateway.background import BackgroundWriter, Site
@@ -10,14 +9,11 @@ from tenants.directory import key_uses
 
 MAX_WRITTEN = 1_000
 
-log = logging.getLogger("fairgate.gateway.records")
-
 
 class KeyUseRecorder(BackgroundWriter):
     """Use from one event loop."""
 
     task_name = "gateway uses of keys"
-    log = log
     failed = "uses of keys could not be written; it is tried again"
     unavailable = "uses of keys wait"
     flush_every_s = 60.0

@@ -6,7 +6,6 @@ reports. A killed process loses the last second.
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections import deque
 from collections.abc import Sequence
@@ -23,14 +22,11 @@ PURGE_EVERY_S = 600.0
 MAX_WAITING = 5_000
 MAX_WRITTEN = 500
 
-log = logging.getLogger("fairgate.gateway.records")
-
 
 class MoveRecorder(BackgroundWriter):
     """Use from one event loop."""
 
     task_name = "gateway moves"
-    log = log
     failed = "moves of the control loop could not be written; it is tried again"
     unavailable = "moves of the control loop wait"
     purge_every_s = PURGE_EVERY_S
