@@ -13,7 +13,7 @@ import pytest
 
 from engine.scheduling.policy import UnknownPolicy, options_of
 from gateway.cluster.active_policy import ActivePolicy
-from gateway.deps import GatewayConfig
+from gateway.config import GatewayConfig
 from gateway.pools.learned_actions import LearnedActions
 from gateway.upstream.base import UpstreamLost
 from tenants.admin.admin import Admin
