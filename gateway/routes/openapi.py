@@ -88,12 +88,14 @@ def document(app: Litestar, schema: dict[str, Any]) -> dict[str, Any]:
 
 def describe(operation: dict[str, Any], opt: Mapping[str, Any]) -> None:
     """Completes an operation from its route's `opt`: `scope` of the key, `body` (`body_is_optional`),
-    `headers`, the `query` of a list (`is_own`: of the key's tenant), bounds of its `parameters`,
-    other `answers` by status (`plain`: the one that is no error),
+    `headers`, the `query` of a list (`is_own`: of the key's tenant; `is_whole`: without pages), bounds of its
+    `parameters`, other `answers` by status (`plain`: the one that is no error),
     `streams`, `media_types`."""
     body = opt.get("body")
     if (query := opt.get("query")) is not None:
-        operation["parameters"] = openapi_fields.query_parameters(query, is_own=opt.get("is_own", False))
+        operation["parameters"] = openapi_fields.query_parameters(
+            query, is_own=opt.get("is_own", False), is_whole=opt.get("is_whole", False)
+        )
     if opt.get("in_tenant"):
         whose = {"type": "string"} | openapi_fields.PARAMETERS["tenant"]
         operation["parameters"].append({"name": "tenant", "in": "query", "required": False, "schema": whose})

@@ -19,7 +19,6 @@ from gateway.requests.schemas import RANGES, Range
 from gateway.requests.vectors import calls
 from tenants.admin import validation
 from tenants.admin.cursor import CURSOR, DEFAULT_PAGE, MAX_PAGE
-from tenants.admin.lists import usage
 from tenants.admin.platform.brakes import BRAKED_TIERS, MAX_BRAKE_S
 from tenants.counts import refusal_store
 from tenants.fields import fields_of
@@ -74,7 +73,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "model": text(validation.MAX_MODEL_CHARS),
     "code": text(refusal_store.MAX_CODE_CHARACTERS),
     **dict.fromkeys(("limit_id", "request_id"), text(refusal_store.MAX_ID_CHARACTERS)),
-    **dict.fromkeys(("outcome", "cause"), text(usage.MAX_TEXT)),
+    **dict.fromkeys(("outcome", "cause"), text(Filter().most)),
     "replica": text(Filter().most),
     "end_user": {"maxLength": MAX_END_USER_CHARS},
     "time_zone": form(validation.ZONE, validation.MAX_ZONE_CHARS),
@@ -138,15 +137,17 @@ FIELDS: dict[str, dict[str, Any]] = {name: _range(bounds) for name, bounds in RA
 }
 
 
-def query_parameters(query: type[ListQuery], *, is_own: bool) -> list[dict[str, Any]]:
-    """The parameters of a list: its filters, but for the tenant of a tenant's own list, and its pages."""
+def query_parameters(query: type[ListQuery], *, is_own: bool, is_whole: bool) -> list[dict[str, Any]]:
+    """The parameters of a list: its filters, but for the tenant of a tenant's own list, and its pages, but
+    for those of a file."""
     schemas = {
-        one.name: _of_filter(one.filter) | ({} if one.default is None else {"default": one.default})
+        one.name: _of_filter(one.filter) | ({"default": one.default} if one.default else {})
         for one in filters_of(query)
         if not (is_own and one.filter.kind is Kind.TENANT)
     }
-    schemas["cursor"] = {"type": "string"} | PARAMETERS["cursor"]
-    schemas["limit"] = {"type": "integer", "default": DEFAULT_PAGE} | between(1, MAX_PAGE)
+    if not is_whole:
+        schemas["cursor"] = {"type": "string"} | PARAMETERS["cursor"]
+        schemas["limit"] = {"type": "integer", "default": DEFAULT_PAGE} | between(1, MAX_PAGE)
     words = {one.name: one.filter.help for one in filters_of(query) if one.filter.help}
     return [
         {"name": name, "in": "query", "required": False, "schema": schema}
@@ -166,7 +167,7 @@ def _of_filter(one: Filter) -> dict[str, Any]:
         case Kind.SINCE | Kind.UNTIL:
             return {"type": "string"} | _INSTANT
         case _:
-            return {"type": "string"} | text(one.most) | dict(one.schema or {})
+            return {"type": "string"} | (text(one.most) if one.schema is None else dict(one.schema))
 
 
 def annotate(schemas: dict[str, Any], structs: Iterable[type[msgspec.Struct]]) -> None:

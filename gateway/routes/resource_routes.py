@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from inspect import Parameter, Signature
-from typing import Any
+from typing import Any, TypeVar
 
 from litestar import Response, get
 from litestar.handlers import HTTPRouteHandler
@@ -27,6 +27,7 @@ from tenants.resources.resource import ActCall, Kind, ListQuery, Resource, Resou
 
 _METHODS = {"POST": post_route, "PATCH": patch_route, "DELETE": delete_route, "PUT": put_route}
 PAGE_PARAMETERS = ("cursor", "limit")
+Q = TypeVar("Q", bound=ListQuery)
 
 
 def handlers(resources: Iterable[Resource[Any]]) -> list[HTTPRouteHandler]:
@@ -50,25 +51,42 @@ def given_in(values: Mapping[str, str], query: type[ListQuery]) -> dict[str, str
     }
 
 
-async def _listed(request: Request, resource: Resource[Any], of_tenant: str | None = None) -> Response[bytes]:
+def query_in(request: Request, query: type[Q], *, is_own: bool = False, is_whole: bool = False) -> Q:
+    """The query that the address asks; `is_own`: by a tenant, of itself; `is_whole`: without pages. Raises
+    `ApiError`, `Invalid`."""
     values: dict[str, str] = dict(request.query_params.items())
-    filters = filters_of(resource.query)
-    known = [one.name for one in filters if of_tenant is None or one.filter.kind is not Kind.TENANT]
+    filters = filters_of(query)
+    known = [one.name for one in filters if not (is_own and one.filter.kind is Kind.TENANT)]
+    known += [] if is_whole else PAGE_PARAMETERS
     for name in values:
-        if name not in (*known, *PAGE_PARAMETERS):
+        if name not in known:
             raise errors.bad_request(
-                f"Unknown parameter: '{name[:64]}'. This list takes {', '.join((*known, *PAGE_PARAMETERS))}.",
+                f"Unknown parameter: '{name[:64]}'. Those that there are: {', '.join(known)}.",
                 name[:64],
                 code="unknown_parameter",
             )
-    text = values.get("limit", str(DEFAULT_PAGE))
+    given: dict[str, Any] = given_in(values, query)
+    for one in filters:
+        if one.filter.kind is Kind.SEVERAL:
+            given[one.field] = tuple(request.query_params.getall(one.name, []))
+    return query_of(query, given)
+
+
+def cursor_and_limit(request: Request) -> tuple[str | None, int]:
+    """Raises `ApiError`."""
+    text = request.query_params.get("limit", str(DEFAULT_PAGE))
     try:
         limit = int(text)
     except ValueError:
         raise errors.bad_request(f"Invalid 'limit': '{text[:64]}' is not a whole number.", "limit") from None
-    query = query_of(resource.query, given_in(values, resource.query))
+    return request.query_params.get("cursor"), limit
+
+
+async def _listed(request: Request, resource: Resource[Any], of_tenant: str | None = None) -> Response[bytes]:
+    query = query_in(request, resource.query, is_own=of_tenant is not None)
+    cursor, limit = cursor_and_limit(request)
     page = await read_page(
-        admin_of(request), resource, query, cursor=values.get("cursor"), limit=limit, of_tenant=of_tenant
+        admin_of(request), resource, query, cursor=cursor, limit=limit, of_tenant=of_tenant
     )
     return await paged(request, page, lambda row: json_of(resource, row))
 

@@ -52,6 +52,24 @@ class PastInstant(click.ParamType[str]):
         return text
 
 
+class PastStart(click.ParamType[str]):
+    """A date, an instant with a time zone, or how long ago (then a full hour; of whole days a day, UTC)."""
+
+    name = "start"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value).strip()
+        if "-" in text or ":" in text:
+            return text
+        ago_s = Duration().convert(text, param, ctx)
+        try:
+            at = datetime.fromtimestamp(time.time() - ago_s, UTC)
+        except (OverflowError, ValueError):
+            self.fail(f"{text!r} ago is before the first year", param, ctx)
+        whole_s = 86_400 if ago_s % 86_400 == 0 else 3_600
+        return datetime.fromtimestamp(at.timestamp() // whole_s * whole_s, UTC).isoformat()
+
+
 SINCE = click.option("--from", "since", type=PastInstant(), help="From then on: an instant, or 24h, 7d ago.")
 UNTIL = click.option("--to", "until", type=PastInstant(), help="Before then: an instant, or 24h, 7d ago.")
 OUTPUT = click.option(

@@ -11,7 +11,7 @@ import click
 
 from ops.cli.administer import actor, administer
 from ops.cli.base import Command, Group, answer
-from ops.cli.options import Duration, PastInstant
+from ops.cli.options import Duration, PastInstant, PastStart
 from ops.reporting import table
 from tenants.admin.cursor import MAX_PAGE
 from tenants.audit.field_changes import words
@@ -25,6 +25,7 @@ from tenants.resources.resource import (
     Form,
     Json,
     Kind,
+    ListQuery,
     NamedFilter,
     Resource,
     ResourceAct,
@@ -54,27 +55,24 @@ def add_to(group: Group, resource: Resource[Any]) -> None:
 
 
 def list_command(resource: Resource[Any]) -> Command:
-    options: list[click.Parameter] = [filter_option(one) for one in filters_of(resource.query)]
-    options += (
-        []
-        if resource.is_whole
-        else [
-            click.Option(
-                ["--limit"],
-                type=click.IntRange(1, MAX_PAGE),
-                default=resource.rows,
-                show_default=True,
-                help="Rows at most.",
-            ),
-            click.Option(["--cursor"], help="Next page of a list with the same filter."),
-        ]
-    )
     return Command(
         resource.command,
-        params=options,
+        params=options_of(resource.query, 0 if resource.is_whole else resource.rows),
         callback=partial(_list, resource),
         help=resource.command_help or f"{resource.summary}.",
     )
+
+
+def options_of(query: type[ListQuery], rows: int) -> list[click.Parameter]:
+    """`rows`: of a page, where it is not given; 0: there are no pages."""
+    options: list[click.Parameter] = [filter_option(one) for one in filters_of(query)]
+    if rows:
+        limit = click.IntRange(1, MAX_PAGE)
+        options += [
+            click.Option(["--limit"], type=limit, default=rows, show_default=True, help="Rows at most."),
+            click.Option(["--cursor"], help="Next page of a list with the same filter."),
+        ]
+    return options
 
 
 def _list(resource: Resource[Any], limit: int = MAX_PAGE, cursor: str | None = None, **given: Any) -> None:
@@ -99,20 +97,21 @@ def _list(resource: Resource[Any], limit: int = MAX_PAGE, cursor: str | None = N
             [cells(row, shown) for row in rows],
         )
         if document["next_cursor"]:
-            click.echo(f"more: {_again()} --cursor {document['next_cursor']}")
+            click.echo(f"more: {again()} --cursor {document['next_cursor']}")
 
     answer(document["data"] if resource.is_whole else document, text)
 
 
-def _again() -> str:
+def again() -> str:
     """This very command: a time ago is the instant that it meant."""
     context, options = click.get_current_context(), []
     for param in context.command.params:
         value = context.params.get(param.name or "")
-        if value in (None, param.default) or param.name == "cursor":
+        if value in (None, (), param.default) or param.name == "cursor":
             continue
-        options += [(param.opts if value else param.secondary_opts)[0]]
-        options += [] if isinstance(value, bool) else [str(value)]
+        for part in value if isinstance(value, tuple) else (value,):
+            options += [(param.opts if part else param.secondary_opts)[0]]
+            options += [] if isinstance(part, bool) else [str(part)]
     return shlex.join([*context.command_path.split(), *options])
 
 
@@ -173,15 +172,19 @@ def filter_option(one: NamedFilter) -> click.Option:
         Kind.CHOICE: click.Choice(declared.choices),
         Kind.SINCE: PastInstant(),
         Kind.UNTIL: PastInstant(),
+        Kind.START: PastStart(),
     }
     words = declared.help
     if kind in (Kind.SINCE, Kind.UNTIL):
         words = f"{words.rstrip('.')}: an instant, or 24h, 7d ago."
+    elif kind is Kind.START:
+        words = f"{words.rstrip('.')}; or 24h, 7d ago."
     return click.Option(
         [*names, one.field],
         type=kinds.get(kind, str),
-        default=one.default or declared.ago or None,
-        show_default=bool(one.default or declared.ago),
+        default=one.default or declared.usual or None,
+        show_default=bool(one.default or declared.usual),
+        multiple=kind is Kind.SEVERAL,
         help=words or None,
     )
 

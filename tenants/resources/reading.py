@@ -29,6 +29,7 @@ from tenants.errors import Invalid
 from tenants.resources.resource import Kind, ListQuery, NamedFilter, PageRequest, Resource, filters_of
 
 R = TypeVar("R")
+Q = TypeVar("Q", bound=ListQuery)
 Conditions = dict[str, ColumnElement[bool]]
 TIMES = {"since": "from", "until": "to"}
 """Names of the fields of time, as addresses and options have them."""
@@ -48,8 +49,7 @@ async def read_page(
     """`of_tenant`: the rows of the tenant with this id, as it may see them. A page may be shorter than
     `limit` before the list ends. Raises `Invalid`, `NotFound`, `DatabaseUnavailable`."""
     filters, most = msgspec.to_builtins(query), checked_limit(limit)
-    for one in filters_of(resource.query):
-        _check(one, getattr(query, one.field))
+    check_filters(query)
     name = resource.plural if of_tenant is None else f"{resource.plural} of {of_tenant}"
     key: Any = tuple[tuple(BOUNDED[one] for one in resource.key_types(query))]  # type: ignore[misc]
     after = None if cursor is None else decode_cursor(name, filters, cursor, key)
@@ -61,12 +61,12 @@ async def read_page(
     return Page([resource.own.shown(row) for row in page.rows], page.next_cursor)
 
 
-def query_of(query: type[ListQuery], given: dict[str, Any]) -> ListQuery:
+def query_of(query: type[Q], given: dict[str, Any]) -> Q:
     """The query from fields as given in words; None is left out. Raises `Invalid` for a flag that is none."""
     values: dict[str, Any] = {}
     for one in filters_of(query):
         value = given.get(one.field)
-        if value is None:
+        if value is None or value == one.default:  # which is no part of a cursor
             continue
         values[one.field] = _flag(one, value) if one.filter.kind is Kind.FLAG else value
     return query(**values)
@@ -79,9 +79,15 @@ def _flag(one: NamedFilter, value: Any) -> bool:
     return words[value]
 
 
+def check_filters(query: ListQuery) -> None:
+    """Raises `Invalid`."""
+    for one in filters_of(type(query)):
+        _check(one, getattr(query, one.field))
+
+
 def _check(one: NamedFilter, value: Any) -> None:
     """Raises `Invalid` for a value that the filter cannot have."""
-    if value is None:
+    if value == one.default:
         return
     if one.filter.kind is Kind.CHOICE and value not in one.filter.choices:
         raise Invalid(one.name, f"{value[:40]!r} is not one of {', '.join(one.filter.choices)}")

@@ -49,6 +49,10 @@ class Kind(StrEnum):
     """An instant with a time zone, inclusive."""
     UNTIL = "until"
     """The same, exclusive."""
+    START = "start"
+    """An instant, or a date."""
+    SEVERAL = "several"
+    """Texts: it may be given more than once."""
 
 
 PAGE_TIMES = {Kind.SINCE: "from", Kind.UNTIL: "to"}
@@ -81,10 +85,10 @@ class Filter:
     """Characters."""
     option: str = ""
     """On the command line, with spaces between several; empty: its name with dashes."""
-    ago: str = ""
-    """Of a time: what the command takes where it is not given, such as 24h."""
+    usual: str = ""
+    """What the command takes where it is not given, such as 24h."""
     schema: Mapping[str, Any] | None = None
-    """Further keywords of JSON Schema."""
+    """Keywords of JSON Schema, in place of its bounds."""
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -44,8 +44,8 @@ from tenants.ledger.verify import verify_ledger
 from tenants.outcomes import RequestOutcome
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Granted, Hold, QuotaStoreUnavailable
-from tenants.resources.audit import AUDIT, AuditQuery
 from tenants.resources.reading import read_page
+from tenants.resources.records.audit import AUDIT, AuditQuery
 from tenants.storage.database import Database
 from tenants.storage.tables import limits
 from tenants.types import NOTHING, Amounts, Limit, Meter, Principal, SubjectKind, Tier, Window

@@ -12,8 +12,8 @@ from tenants.admin.audit import Actor
 from tenants.admin.commands import KeyCreate, LimitSet, PriceSet, ProjectCreate, TenantChange, TenantCreate
 from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
-from tenants.resources.audit import AUDIT, AuditQuery
 from tenants.resources.reading import read_page
+from tenants.resources.records.audit import AUDIT, AuditQuery
 from tests.support.audited import audited
 from tests.support.quota import Clock
 

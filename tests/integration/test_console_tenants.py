@@ -15,8 +15,8 @@ from tenants.admin.commands import KeyCreate, LimitOverride, LimitSet, ProjectCr
 from tenants.admin.transaction import etag_of
 from tenants.directory.records import from_us, limit_as_json
 from tenants.quota.projection import HOUR_US, WEEK_HOURS
-from tenants.resources.audit import AUDIT, AuditQuery
 from tenants.resources.reading import read_page
+from tenants.resources.records.audit import AUDIT, AuditQuery
 from tenants.storage.tables import flow_minutes, key_uses, usage_sums
 from tenants.types import Meter
 from tenants.usage.sums import AMOUNTS

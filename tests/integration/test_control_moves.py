@@ -14,8 +14,8 @@ from tenants.admin.transaction import Transactions
 from tenants.counts import move_store
 from tenants.counts.move_store import StoredMove
 from tenants.errors import DatabaseUnavailable, Invalid
-from tenants.resources.moves import MOVES, MoveQuery
 from tenants.resources.reading import read_page
+from tenants.resources.records.moves import MOVES, MoveQuery
 from tenants.storage.database import Database
 from tests.support.builders import site
 from tests.support.quota import NOON_S, Clock

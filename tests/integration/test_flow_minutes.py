@@ -35,8 +35,8 @@ from tenants.counts.minute_store import (
     MinutesCounted,
 )
 from tenants.errors import DatabaseUnavailable, Invalid
-from tenants.resources.minutes import ENGINES, FLOW, EngineQuery, FlowQuery
 from tenants.resources.reading import read_page
+from tenants.resources.records.minutes import ENGINES, FLOW, EngineQuery, FlowQuery
 from tenants.storage.database import Database
 from tenants.storage.flushes import Flush
 from tenants.storage.tables import engine_minutes, flow_minutes

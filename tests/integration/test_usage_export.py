@@ -10,26 +10,26 @@ from decimal import Decimal
 import pytest
 
 from tenants.admin.admin import Admin
-from tenants.admin.lists.usage import UsageAsked
-from tenants.admin.lists.usage_export import export_usage
 from tenants.admin.transaction import Transactions
 from tenants.errors import DatabaseUnavailable, Invalid
 from tenants.ledger.batch_insert import COLUMNS
+from tenants.resources.records.usage import UsageFile
+from tenants.resources.records.usage_export import export_usage
 from tenants.storage.database import Database
 from tenants.usage.fold import fold
 from tests.support.usage import traffic, write
 
 
 async def lines(admin: Admin, form: str, window: str, group_by: str = "") -> list[str]:
-    asked = UsageAsked(from_="2026-01-05", to="2026-01-12", window=window, group_by=group_by)
-    return "".join([text async for text in await export_usage(admin.transactions, asked, form)]).splitlines()
+    asked = UsageFile(format=form, since="2026-01-05", until="2026-01-12", window=window, group_by=group_by)
+    return "".join([text async for text in await export_usage(admin, asked)]).splitlines()
 
 
 @pytest.mark.parametrize(("window", "groups"), [("day", ""), ("month", "label:team,outcome")])
 async def test_all_formats_add_up_to_the_ledger(
     database: Database, pepper: bytes, monkeypatch: pytest.MonkeyPatch, window: str, groups: str
 ) -> None:
-    monkeypatch.setattr("tenants.admin.lists.usage_export.MAX_PAGE", 5)
+    monkeypatch.setattr("tenants.resources.records.usage_export.MAX_PAGE", 5)
     rows, admin = traffic(300), Admin(Transactions(database, pepper))
     await write(database, rows)
     await database.write(lambda connection: fold(connection, 150))

@@ -7,8 +7,8 @@ from typing import Any
 from tenants.admin.admin import Admin
 from tenants.admin.audit import AuditRow
 from tenants.admin.cursor import MAX_PAGE
-from tenants.resources.audit import AUDIT, AuditQuery
 from tenants.resources.reading import read_page
+from tenants.resources.records.audit import AUDIT, AuditQuery
 
 
 async def audited(admin: Admin, **wanted: Any) -> list[AuditRow]:

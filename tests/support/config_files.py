@@ -7,8 +7,8 @@ from typing import Any
 
 from tenants.admin.admin import Admin
 from tenants.config_file.steps import differences
-from tenants.resources.audit import AUDIT, AuditQuery
 from tenants.resources.reading import read_page
+from tenants.resources.records.audit import AUDIT, AuditQuery
 
 FULL = (Path(__file__).parents[2] / "docs" / "fairgate.example.yaml").read_text()
 """The example of the documentation, which has everything that a file can hold."""

@@ -225,7 +225,7 @@ RESOURCES = (
         "/v1/usage?group_by=project,key,model,tier,outcome", OF_REQUESTS | {"outcome": ("failed", "outcome")},
         page="/console/usage?group=model", file="/console/usage/csv?group=model&window=total",
         hostile=("usage_sums", "model", "model = 'model-1'"),
-        acts=(Act("POST /usage/rebuild", "usage.rebuild", is_conditional=False),),
+        acts=(Act("POST /usage/rebuild", "usage.rebuild", is_conditional=False),), names_unknown=True,
     ),
     Resource("calls of agents", "/tenants/t1/sessions", "/v1/sessions", is_paged=False),
 )  # fmt: skip

@@ -16,7 +16,7 @@ from gateway.routes.admin import (
     tenants,
     upstreams,
 )
-from gateway.routes.admin.records import audit_log, usage, webhooks
+from gateway.routes.admin.records import audit_log, webhooks
 
 HANDLERS = [
     *status.HANDLERS,
@@ -30,7 +30,6 @@ HANDLERS = [
     *prices.HANDLERS,
     *slo.HANDLERS,
     *upstreams.HANDLERS,
-    *usage.HANDLERS,
     *people.HANDLERS,
     *webhooks.HANDLERS,
 ]

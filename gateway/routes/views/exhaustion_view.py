@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tenants.admin.admin import Admin
-from tenants.admin.lists.usage import UsageAsked
 from tenants.directory.records import from_us
 from tenants.errors import DatabaseUnavailable
 from tenants.quota.projection import Exhaustion, ObservedUse, projected_exhaustion
 from tenants.quota.rules import window_bounds_us
 from tenants.quota.store import LimitState
+from tenants.resources.records.usage import UsageAsked, usage_page
 from tenants.types import Limit, Meter, SubjectKind, Window
 from tenants.usage.sums import AMOUNTS, DAY_US, HOUR_US
 
@@ -56,7 +56,7 @@ async def recent_use(admin: Admin, limit: Limit, now_us: int) -> list[ObservedUs
         return []
     of_tenant = limit.kind is SubjectKind.TENANT
     asked = UsageAsked(
-        from_=from_us(begin_us).isoformat(),
+        since=from_us(begin_us).isoformat(),
         window="hour" if of_tenant else "day",
         tenant=limit.tenant_id,
         project=limit.subject_id if limit.kind is SubjectKind.PROJECT else None,
@@ -65,7 +65,7 @@ async def recent_use(admin: Admin, limit: Limit, now_us: int) -> list[ObservedUs
         tier=None if limit.tier is None else limit.tier.value,
     )
     try:
-        rows = (await admin.usage.read(asked)).rows
+        rows = (await usage_page(admin, asked)).rows
     except DatabaseUnavailable:
         return []
     sums = {name: sum(row.amounts[at] for row in rows) for at, name in enumerate(AMOUNTS)}

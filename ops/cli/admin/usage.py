@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,12 @@ import click
 
 from ops.cli.administer import actor, administer
 from ops.cli.base import answer, group, opened
-from ops.cli.options import OUTPUT, Duration
+from ops.cli.options import OUTPUT
+from ops.cli.resource_commands import again, options_of
 from ops.reporting import table
+from tenants.resources.reading import query_of
+from tenants.resources.records.usage import UsageAsked, UsageFile, shown_usage
+from tenants.resources.records.usage_export import export_usage
 
 if TYPE_CHECKING:
     from tenants.admin.admin import Admin
@@ -30,24 +33,6 @@ SHOWN = (
 _NAMES = {"tenant_id": "tenant", "project_id": "project", "key_id": "key_name"}
 
 
-class _Start(click.ParamType[str]):
-    """A date, an instant with a time zone, or how long ago (then a full hour; of whole days a day, UTC)."""
-
-    name = "start"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        text = str(value).strip()
-        if "-" in text or ":" in text:
-            return text
-        ago_s = Duration().convert(text, param, ctx)
-        try:
-            at = datetime.now(UTC) - timedelta(seconds=ago_s)
-        except OverflowError:
-            self.fail(f"{text!r} ago is before the first year", param, ctx)
-        whole_s = 86_400 if ago_s % 86_400 == 0 else 3_600
-        return datetime.fromtimestamp(at.timestamp() // whole_s * whole_s, UTC).isoformat()
-
-
 @group()
 def usage() -> None:
     """Usage: what was charged to tenants, projects and keys, as the ledger has it.
@@ -63,34 +48,7 @@ def usage() -> None:
 
 
 @usage.command()
-@click.option("--from", "from_", type=_Start(), help="Begin: a date, an instant, or 24h, 7d ago.  [30d ago]")
-@click.option("--to", type=_Start(), help="End, exclusive: the same.  [default: now]")
-@click.option(
-    "--window",
-    type=click.Choice(["total", "hour", "day", "month"]),
-    default="total",
-    show_default=True,
-    help="Sums by this.",
-)
-@click.option(
-    "--by",
-    "group_by",
-    default="tenant",
-    show_default=True,
-    metavar="NAMES",
-    help="Of tenant, project, key, model, tier, outcome, label:<name>, with commas.",
-)
-@click.option("--time-zone", default="UTC", show_default=True, help="Whose days and months.")
-@click.option("--tenant", help="Only this tenant's (name or id).")
-@click.option("--project", help="Only this project's (id, or beside --tenant its name).")
-@click.option("--key", help="Only this key's (id or visible prefix).")
-@click.option("--model", help="Only of this model.")
-@click.option("--tier", help="Only of this tier.")
-@click.option("--outcome", help="Only of requests that ended so.")
-@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only with this label.")
-@click.option("--limit", type=click.IntRange(1, 1_000), default=100, show_default=True, help="Rows at most.")
-@click.option("--cursor", help="Next page of the same question.")
-def show(limit: int, cursor: str | None, **asked: Any) -> None:
+def show(limit: int, cursor: str | None, **given: Any) -> None:
     """Shows usage by window and groups. What is not in the stored sums yet is added from the ledger.
 
     \b
@@ -102,14 +60,9 @@ def show(limit: int, cursor: str | None, **asked: Any) -> None:
        "ttft_us": 4103552}, …], "next_cursor": null, "folded_to": "2026-01-30T12:00:00+00:00",
        "includes_unfolded": true}
     """
-    from tenants.admin.lists.usage import UsageAsked
-
-    async def read(admin: Admin) -> dict[str, Any]:
-        page = (await admin.usage.read(UsageAsked(**asked), cursor=cursor, limit=limit)).as_json()
-        del page["object"]
-        return page | {"data": await admin.with_names(page["data"])}
-
-    answered = administer(read)
+    asked = query_of(UsageAsked, given)
+    answered = administer(lambda admin: shown_usage(admin, asked, cursor, limit))
+    del answered["object"]
 
     def text() -> None:
         rows = answered["data"]
@@ -132,21 +85,14 @@ def show(limit: int, cursor: str | None, **asked: Any) -> None:
                 f"Only up to {answered['folded_to'] or 'nothing'}: newer requests are still being added up."
             )
         if answered["next_cursor"]:
-            click.echo(f"there are more: repeat this with --cursor {answered['next_cursor']}")
+            click.echo(f"more: {again()} --cursor {answered['next_cursor']}")
 
     answer(answered, text)
 
 
 @usage.command()
-@click.option(
-    "--format", "form", type=click.Choice(["focus", "csv", "jsonl"]), default="focus", show_default=True
-)
-@click.option(
-    "--window", type=click.Choice(["total", "hour", "day", "month"]), default="day", show_default=True
-)
-@click.option("--by", "group_by", default="", metavar="NAMES", help="As of `fairgate usage show`.")
 @OUTPUT
-def export(form: str, output: Path | None, **asked: Any) -> None:
+def export(output: Path | None, **given: Any) -> None:
     """Writes usage as a file, all rows of it: its sums are the ledger's, to the nano-dollar.
 
     \b
@@ -157,23 +103,21 @@ def export(form: str, output: Path | None, **asked: Any) -> None:
     --json answers, with --output:
       {"format": "focus", "output": "january.csv"}
     """
-    from tenants.admin.lists.usage import UsageAsked
-    from tenants.admin.lists.usage_export import export_usage
+    asked = query_of(UsageFile, given)
 
     async def write(admin: Admin) -> None:
-        texts = await export_usage(admin.transactions, UsageAsked(**asked), form)
+        texts = await export_usage(admin, asked)
         with opened(output) as file:
             async for text in texts:
                 file.write(text)
 
     administer(write)
     if output is not None:
-        answer({"format": form, "output": str(output)}, f"written to {output}")
+        answer({"format": asked.format, "output": str(output)}, f"written to {output}")
 
 
-# The question of `show`, of which all rows are written.
-_TAKEN = {"limit", "cursor", *(each.name for each in export.params)}
-export.params += [each for each in show.params if each.name not in _TAKEN]
+show.params[:0] = options_of(UsageAsked, 100)
+export.params[:0] = options_of(UsageFile, 0)
 
 
 def _is_group(name: str) -> bool:

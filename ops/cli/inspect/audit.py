@@ -14,8 +14,8 @@ from ops.cli.options import OUTPUT
 from ops.cli.resource_commands import add_to, filter_option
 from tenants.admin.cursor import MAX_PAGE
 from tenants.audit.accesses import Access
-from tenants.resources.audit import AUDIT, AuditQuery
 from tenants.resources.reading import read_page
+from tenants.resources.records.audit import AUDIT, AuditQuery
 from tenants.resources.resource import filters_of
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from ops.cli.policy.policy_learn import learn
 from ops.cli.policy.policy_live import set_policy, show
 from ops.cli.resource_commands import add_to
 from ops.reporting import table
-from tenants.resources.moves import MOVES
+from tenants.resources.records.moves import MOVES
 
 if TYPE_CHECKING:
     from engine.messages import StepTime

@@ -22,11 +22,11 @@ from gateway.routes.context import gateway_of
 from gateway.routes.views.policy_view import tenant_names
 from tenants.admin.admin import Admin
 from tenants.admin.cursor import MAX_PAGE
-from tenants.admin.lists.usage import UsageAsked
 from tenants.errors import DatabaseUnavailable
 from tenants.people.roles import Act
 from tenants.resources.counts import REFUSAL_COUNTS, RefusalCountQuery
 from tenants.resources.reading import read_page
+from tenants.resources.records.usage import UsageAsked, usage_page
 
 SLOW_EVERY_S = 10.0
 REFUSALS = RefusalCountQuery(window="hour", group_by="code")
@@ -37,7 +37,7 @@ async def read_slow_figures(admin: Admin, earlier: SlowFigures, now_s: float) ->
     """The figures at `now_s` (Unix seconds); the earlier ones if the database does not answer."""
     today = datetime.fromtimestamp(now_s, UTC).date().isoformat()
     try:
-        usage = await admin.usage.read(UsageAsked(from_=today), limit=1)
+        usage = await usage_page(admin, UsageAsked(since=today), limit=1)
         reports = await admin.slos.report()
         refused = await read_page(admin, REFUSAL_COUNTS, REFUSALS, limit=MAX_PAGE)
     except DatabaseUnavailable:

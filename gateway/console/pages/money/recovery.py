@@ -24,11 +24,11 @@ from gateway.pools.catalogue import Alias, Chain
 from gateway.routes.context import gateway_of
 from tenants.admin.cursor import MAX_PAGE
 from tenants.admin.lists.engine_time import MOST_RESERVED, EngineTime, ServedTime
-from tenants.admin.lists.usage import UsageAsked
 from tenants.counts.minute_store import HOUR_US
 from tenants.directory.records import Tenant, from_us
 from tenants.errors import Invalid
 from tenants.people.roles import Act
+from tenants.resources.records.usage import UsageAsked, usage_page
 
 PATH = "/console/usage/recovery"
 HOURS = {"24": "24 hours", "168": "7 days", "312": "13 days"}
@@ -240,8 +240,9 @@ async def _recovered(
 ) -> tuple[list[Recovery], Recovery]:
     deps = gateway_of(request).deps
     engines = await deps.admin.engine_time.by_replica(from_us_, to_us)
-    asked = UsageAsked(from_=from_us(from_us_).isoformat(), to=from_us(to_us).isoformat(), group_by="model")
-    rows = (await deps.admin.usage.read(asked, limit=MAX_PAGE)).as_json()["data"]
+    begin, end = (from_us(instant_us).isoformat() for instant_us in (from_us_, to_us))
+    asked = UsageAsked(since=begin, until=end, group_by="model")
+    rows = (await usage_page(deps.admin, asked, limit=MAX_PAGE)).as_json()["data"]
     charged: dict[str, SummedUsage] = {}
     for row in rows:
         pool = pool_of(row["model"] or "", deps.aliases)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -22,12 +21,13 @@ from gateway.console.rendering import SECURITY_HEADERS, page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of, gateway_of
-from gateway.routes.views.usage_view import shown_usage
 from tenants.admin.cursor import MAX_PAGE, Page
-from tenants.admin.lists.usage import UsageAsked
-from tenants.admin.lists.usage_export import columns_of
 from tenants.directory.records import Tenant, from_us
 from tenants.people.roles import Act
+from tenants.resources.reading import query_of
+from tenants.resources.records.usage import UsageAsked, shown_usage
+from tenants.resources.records.usage_export import columns_of
+from tenants.resources.resource import filters_of
 from tenants.types import Tier
 from tenants.usage.query import GROUPS, LABEL, WINDOWS, edges
 
@@ -45,21 +45,9 @@ MOST_BARS = 12
 def usage_asked(asked: dict[str, str], tenant: str | None) -> UsageAsked:
     """The question of the page's fields; by day, and by tenant or model, where they do not say."""
     groups = dict.fromkeys(group for group in (asked["group"], asked["then"]) if group)
-    return UsageAsked(
-        from_=asked["from"] or None,
-        to=asked["to"] or None,
-        # Interned: a cursor leaves out defaults by identity, and an address may name them.
-        window=sys.intern(asked["window"]),
-        group_by=",".join(groups),
-        time_zone=sys.intern(asked["time_zone"]),
-        tenant=tenant,
-        project=asked["project"] or None,
-        key=asked["key"] or None,
-        model=asked["model"] or None,
-        tier=asked["tier"] or None,
-        outcome=asked["outcome"] or None,
-        labels=(asked["label"],) if asked["label"] else (),
-    )
+    own = {"tenant": tenant, "group_by": ",".join(groups), "labels": tuple(filter(None, [asked["label"]]))}
+    given = {one.field: asked.get(one.name) or None for one in filters_of(UsageAsked)}
+    return query_of(UsageAsked, given | own)
 
 
 def labels_of(tenants: list[Tenant]) -> list[str]:

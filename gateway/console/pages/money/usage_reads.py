@@ -14,9 +14,9 @@ from gateway.console.pages.money.amounts import SummedUsage, amounts_of, sum_of
 from gateway.console.pages.money.usage_view import Ids, Row, period_before, summed
 from tenants.admin.admin import Admin
 from tenants.admin.cursor import MAX_PAGE
-from tenants.admin.lists.usage import UsageAsked, UsagePage
 from tenants.directory.records import from_us as instant_of
 from tenants.errors import Invalid
+from tenants.resources.records.usage import UsageAsked, UsagePage, usage_page
 from tenants.usage.query import UsageQuery
 
 GROUPS_SHOWN = 200
@@ -62,9 +62,9 @@ async def read_usage(admin: Admin, asked: UsageAsked, cursor: str | None) -> Usa
     over_time, total, following = rows, sum_of(map(amounts_of, rows)), None
     answers = [first]
     if not is_whole:
-        by_group = replace(asked, from_=begin, to=end, window="total")
+        by_group = replace(asked, since=begin, until=end, window="total")
         grouped, rows = await _rows(admin, by_group, cursor, GROUPS_SHOWN)
-        all_together, over_time = await _rows(admin, replace(asked, from_=begin, to=end, group_by=""))
+        all_together, over_time = await _rows(admin, replace(asked, since=begin, until=end, group_by=""))
         total, following = sum_of(map(amounts_of, over_time)), grouped.next_cursor
         answers = [grouped, all_together]
     before = await _before(admin, asked, *period_before(from_us, to_us, first.query.time_zone))
@@ -82,7 +82,7 @@ async def read_usage(admin: Admin, asked: UsageAsked, cursor: str | None) -> Usa
 
 
 async def _before(admin: Admin, asked: UsageAsked, begin: str, end: str) -> Before:
-    wanted = replace(asked, from_=begin, to=end, window="total")
+    wanted = replace(asked, since=begin, until=end, window="total")
     try:
         first, rows = await _rows(admin, wanted)
         if first.next_cursor is None:
@@ -96,5 +96,5 @@ async def _before(admin: Admin, asked: UsageAsked, begin: str, end: str) -> Befo
 async def _rows(
     admin: Admin, asked: UsageAsked, cursor: str | None = None, most: int = MAX_PAGE
 ) -> tuple[UsagePage, list[Row]]:
-    page = await admin.usage.read(asked, cursor=cursor, limit=most)
+    page = await usage_page(admin, asked, cursor=cursor, limit=most)
     return page, [*(await admin.with_names(page.as_json()["data"]))]

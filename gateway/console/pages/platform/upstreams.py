@@ -30,8 +30,8 @@ from tenants.admin.commands import ReplicaDrain
 from tenants.admin.cursor import MAX_PAGE
 from tenants.counts.minute_store import EngineMinute
 from tenants.people.roles import Act
-from tenants.resources.minutes import ENGINES, EngineQuery, EngineRow
 from tenants.resources.reading import read_page
+from tenants.resources.records.minutes import ENGINES, EngineQuery, EngineRow
 
 PATH = "/console/upstreams"
 ONE = f"{PATH}/{{replica:str}}"

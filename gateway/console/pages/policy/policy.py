@@ -27,9 +27,9 @@ from tenants.admin.audit import AuditRow
 from tenants.directory.records import to_us
 from tenants.errors import Invalid
 from tenants.people.roles import Act
-from tenants.resources.audit import AUDIT, AuditQuery
-from tenants.resources.moves import MOVES, MoveQuery
 from tenants.resources.reading import read_page
+from tenants.resources.records.audit import AUDIT, AuditQuery
+from tenants.resources.records.moves import MOVES, MoveQuery
 from tenants.types import Tier, Window
 
 PATH = "/console/policy"

@@ -19,13 +19,13 @@ from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin import validation
 from tenants.admin.admin import Admin
-from tenants.admin.lists.usage import UsageAsked
 from tenants.counts.calibration import FIGURES, KINDS
 from tenants.directory.records import from_us, to_us
 from tenants.errors import Invalid
 from tenants.people.roles import Act
 from tenants.resources.counts import CALIBRATION, USUAL_CALIBRATION_S, CalibrationQuery
 from tenants.resources.reading import read_page
+from tenants.resources.records.usage import UsageAsked, usage_page
 from tenants.types import Tier
 
 PATH = "/console/quotes"
@@ -154,9 +154,13 @@ async def read_quotes(admin: Admin, filters: Filters, span: Span) -> dict[str, A
     figures = {row["figure"]: kept_figure(row) for row in await groups("figure", None)}
     days = await groups("day")
     asked = UsageAsked(
-        from_=same["since"], to=same["until"], group_by="model,tier", model=same["model"], tier=same["tier"]
+        since=same["since"],
+        until=same["until"],
+        group_by="model,tier",
+        model=same["model"],
+        tier=same["tier"],
     )
-    usage = (await admin.usage.read(asked, limit=MOST_GROUPS)).as_json()["data"]
+    usage = (await usage_page(admin, asked, limit=MOST_GROUPS)).as_json()["data"]
     return {
         "by_figure": [(figure, figures[figure]) for figure in FIGURES if figure in figures],
         "by_wait": [(bucket_words(row["wait_bucket"]), kept_figure(row)) for row in await groups("wait")],

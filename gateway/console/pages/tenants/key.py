@@ -18,10 +18,10 @@ from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import confirm_page, page_response
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of, gateway_of
-from tenants.admin.lists.usage import UsageAsked
 from tenants.directory.records import ApiKey, Tenant, to_us
 from tenants.errors import NotFound
 from tenants.people.roles import Act
+from tenants.resources.records.usage import UsageAsked, usage_page
 from tenants.types import Tier
 from tenants.usage.sums import AMOUNTS
 
@@ -101,7 +101,7 @@ async def _shown(
     [row] = await rows_of_keys(request, [found])
     shows_platform = visit.person.may(Act.READ_PLATFORM)
     paths = await paths_of(request, [found], shows_platform=shows_platform)
-    usage = await deps.admin.usage.read(UsageAsked(tenant=owner.tenant_id, key=found.key_id))
+    usage = await usage_page(deps.admin, UsageAsked(tenant=owner.tenant_id, key=found.key_id))
     sums = dict(zip(AMOUNTS, usage.rows[0].amounts, strict=True)) if usage.rows else dict.fromkeys(AMOUNTS, 0)
     return page_response(
         "tenants/key.html",

@@ -17,11 +17,11 @@ from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of
 from tenants.admin.admin import Admin
-from tenants.admin.lists.usage import UsageAsked, UsagePage
 from tenants.directory.records import tier_names
 from tenants.people.roles import Act
-from tenants.resources.minutes import FLOW, FlowQuery, FlowRow
 from tenants.resources.reading import read_page
+from tenants.resources.records.minutes import FLOW, FlowQuery, FlowRow
+from tenants.resources.records.usage import UsageAsked, UsagePage, usage_page
 from tenants.usage.sums import AMOUNTS
 
 PATH = f"{LIST}/{{tenant:str}}"
@@ -65,9 +65,9 @@ async def tenant_page(request: Request, tenant: FromPath[str]) -> Response[str]:
     owner = await tenant_shown(request, tenant)
     name, person = owner.name, visit.person
     limits = await admin.limits.page(name, limit=MOST_LIMITS)
-    total = await admin.usage.read(UsageAsked(tenant=name))
-    by_key = await admin.usage.read(UsageAsked(tenant=name, group_by="key"), limit=MOST_GROUPS)
-    by_model = await admin.usage.read(UsageAsked(tenant=name, group_by="model"), limit=MOST_GROUPS)
+    total = await usage_page(admin, UsageAsked(tenant=name))
+    by_key = await usage_page(admin, UsageAsked(tenant=name, group_by="key"), limit=MOST_GROUPS)
+    by_model = await usage_page(admin, UsageAsked(tenant=name, group_by="model"), limit=MOST_GROUPS)
     flow = await read_page(admin, FLOW, FlowQuery(window="hour", tenant=name), limit=1_000)
     slos = await admin.slos.report(name)
     live = await in_flight(request, owner.tenant_id)

@@ -16,7 +16,7 @@ from gateway.console.pages.platform.upstreams import (
 )
 from gateway.deps import ShownSetting
 from tenants.counts.minute_store import MINUTE_US, EngineKey, EngineMinute
-from tenants.resources.minutes import EngineRow
+from tenants.resources.records.minutes import EngineRow
 
 
 def shown(**more: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tenants.admin.drafts import new_tenant
 from tenants.admin.lists.key_hygiene import KeyFinding, findings_of
 from tenants.counts.minute_store import HOUR_US, FlowKey, FlowMinute
 from tenants.quota.projection import Exhaustion
-from tenants.resources.minutes import FlowRow
+from tenants.resources.records.minutes import FlowRow
 from tenants.types import Meter, Override, Window
 from tenants.usage.sums import AMOUNTS
 from tests.support.quota import limit

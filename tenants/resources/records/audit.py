@@ -60,7 +60,7 @@ class AuditQuery(ListQuery, frozen=True):
             choices=KINDS,
             help="`tenant.suspend`, or only the kind: `tenant`.",
             most=MAX_TEXT,
-            schema={"pattern": rf"^(({'|'.join(KINDS)})(\.[!-~]+)?)$"},
+            schema={"pattern": rf"^(({'|'.join(KINDS)})(\.[!-~]+)?)$", "maxLength": MAX_TEXT},
         ),
     ] = None
     tenant: Annotated[
