@@ -67,16 +67,13 @@ _REASON = {"maxLength": validation.MAX_REASON_CHARS}
 _INSTANT = {"format": "date-time"}
 PARAMETERS: dict[str, dict[str, Any]] = {
     "cursor": form(CURSOR),
-    **dict.fromkeys(("from", "to", "since", "until"), _INSTANT),
+    "since": _INSTANT,
     "tier": one_of(Tier),
     **dict.fromkeys(("tenant", "project", "key"), text(MOST[Kind.TENANT])),
     "model": text(validation.MAX_MODEL_CHARS),
-    "code": text(refusal_store.MAX_CODE_CHARACTERS),
-    **dict.fromkeys(("limit_id", "request_id"), text(refusal_store.MAX_ID_CHARACTERS)),
-    **dict.fromkeys(("outcome", "cause"), text(Filter().most)),
+    "request_id": text(refusal_store.MAX_ID_CHARACTERS),
     "replica": text(Filter().most),
     "end_user": {"maxLength": MAX_END_USER_CHARS},
-    "time_zone": form(validation.ZONE, validation.MAX_ZONE_CHARS),
 }
 FIELDS: dict[str, dict[str, Any]] = {name: _range(bounds) for name, bounds in RANGES.items()} | {
     "logit_bias": {"additionalProperties": {"type": "number"} | _range(RANGES["logit_bias"])},
@@ -106,7 +103,7 @@ FIELDS: dict[str, dict[str, Any]] = {name: _range(bounds) for name, bounds in RA
         ("PriceSet.model", "ConfigPrice.model", "LimitSet.model", "ConfigLimit.model"),
         _NOT_BLANK | {"maxLength": validation.MAX_MODEL_CHARS},
     ),
-    "time_zone": PARAMETERS["time_zone"],
+    "time_zone": form(validation.ZONE, validation.MAX_ZONE_CHARS),
     "thresholds": {"minItems": 1, "items": {"type": "integer"} | between(1, validation.MAX_THRESHOLD)},
     "reason": _REASON,
     **dict.fromkeys(("LimitOverride.reason", "LedgerAdjust.reason"), _REASON | _NOT_BLANK),

@@ -70,8 +70,6 @@ class PastStart(click.ParamType[str]):
         return datetime.fromtimestamp(at.timestamp() // whole_s * whole_s, UTC).isoformat()
 
 
-SINCE = click.option("--from", "since", type=PastInstant(), help="From then on: an instant, or 24h, 7d ago.")
-UNTIL = click.option("--to", "until", type=PastInstant(), help="Before then: an instant, or 24h, 7d ago.")
 OUTPUT = click.option(
     "--output",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),

@@ -87,19 +87,16 @@ def _list(resource: Resource[Any], limit: int = MAX_PAGE, cursor: str | None = N
         return {"data": await admin.with_names(map(resource.as_json, rows)), "next_cursor": following}
 
     document = administer(read)
+    answer(document["data"] if resource.is_whole else document, lambda: show_rows(resource, document))
 
-    def text() -> None:
-        rows, shown = document["data"], [part for part in resource.shown if part.in_table]
-        shown = [part for part in shown if not rows or any(_has(row, part) for row in rows)]
-        table(
-            resource.title.lower(),
-            [part.label.lower() for part in shown],
-            [cells(row, shown) for row in rows],
-        )
-        if document["next_cursor"]:
-            click.echo(f"more: {again()} --cursor {document['next_cursor']}")
 
-    answer(document["data"] if resource.is_whole else document, text)
+def show_rows(resource: Resource[Any], document: Json) -> None:
+    """A table of a page's rows, and the command of the next one."""
+    rows, shown = document["data"], [part for part in resource.shown if part.in_table]
+    shown = [part for part in shown if not rows or any(_has(row, part) for row in rows)]
+    table(resource.title.lower(), [part.label.lower() for part in shown], [cells(row, shown) for row in rows])
+    if document["next_cursor"]:
+        click.echo(f"more: {again()} --cursor {document['next_cursor']}")
 
 
 def again() -> str:
@@ -155,7 +152,11 @@ def _cell(row: Mapping[str, Any], shown: Shown) -> object:
         case Form.SHARE:
             return f"{value / row[shown.of] if shown.of else value:.1%}"
         case _:
-            return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+            return ", ".join(map(_text, value)) if isinstance(value, list | tuple) else value
+
+
+def _text(value: object) -> str:
+    return ": ".join(map(str, value.values())) if isinstance(value, Mapping) else str(value)
 
 
 def _missing(shown: Shown) -> str | None:

@@ -18,6 +18,8 @@ from tenants.errors import Invalid, NotFound
 from tenants.people.person import Person
 
 FILTER_ERRORS = (Invalid, NotFound)
+PAGE_NAMES = {"since": "from", "until": "to", "group_by": "group"}
+"""What pages call fields that are checked under another name."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Filters:
 
     def problem(self, error: Invalid | NotFound) -> FormProblem:
         where = error.what if isinstance(error, NotFound) else error.field
-        where = {"since": "from", "until": "to"}.get(where, where)
+        where = PAGE_NAMES.get(where, where)
         is_field = where in self.values
         text = error.message if isinstance(error, Invalid) and is_field else str(error)
         sentence = text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
@@ -53,8 +55,16 @@ class Filters:
 
 
 def filters_of(request: Request, path: str, names: Sequence[str]) -> Filters:
-    query = {name: request.query_params.get(name, "").strip() for name in names}
-    return Filters(path, typed_fields(query, *names), request.query_params.get("cursor"))
+    return Filters(path, asked_of(request, *names), cursor_of(request))
+
+
+def asked_of(request: Request, *names: str) -> dict[str, str]:
+    """As typed."""
+    return typed_fields({name: request.query_params.get(name, "").strip() for name in names}, *names)
+
+
+def cursor_of(request: Request) -> str | None:
+    return request.query_params.get("cursor") or None
 
 
 def checked(name: str, value: str | None, known: Sequence[str]) -> str | None:

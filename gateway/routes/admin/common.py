@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 from litestar import Response
-from litestar.params import QueryParameter
 
 from gateway import errors
 from gateway.http.accesses import actor_of
@@ -43,8 +42,6 @@ CHANGE: dict[str, Any] = WRITE | {
 """For changes of an object that may exist."""
 WITHDRAW = CHANGE | {"body": Withdrawal, "body_is_optional": True}
 PAGED: dict[str, Any] = READ | {"parameters": {"limit": between(1, MAX_PAGE)}}
-Since = Annotated[str | None, QueryParameter(name="from")]
-Until = Annotated[str | None, QueryParameter(name="to")]
 
 
 async def changed(

@@ -20,15 +20,16 @@ from ops.cli.inspect.waterfall import (
     waterfall,
 )
 from ops.cli.live import call, require_server, running_server
-from ops.cli.options import PastInstant
+from ops.cli.resource_commands import options_of, show_rows
 from ops.reporting import table
-from tenants.admin.cursor import MAX_PAGE
-from tenants.outcomes import RequestOutcome
-from tenants.resources.ended import EndedQuery
+from tenants.resources.ended import ENDED, EndedQuery
+from tenants.resources.reading import query_of, read_page
 from tenants.types import Tier
 
+if TYPE_CHECKING:
+    from tenants.admin.admin import Admin
+
 TIERS = click.Choice([tier.value for tier in Tier])
-OUTCOMES = click.Choice([outcome.value for outcome in RequestOutcome])
 ONLY_ENDED = ("outcome", "cause", "since", "until")
 """Filters of requests that have ended."""
 INCOMPLETE = {"tool_calls": "tool calls", "json": "JSON"}
@@ -49,28 +50,13 @@ def request() -> None:
 
 
 @request.command(name="list")
-@click.option("--tenant", help="Only this tenant's (name or id).")
-@click.option("--project", help="Only this project's (id, or beside --tenant its name).")
-@click.option("--key", help="Only this key's (id or visible prefix).")
-@click.option("--model", help="Only for this model: as asked for; with --ended the one that served it.")
-@click.option("--tier", type=TIERS, help="Only this tier.")
 @click.option(
     "--status",
     type=click.Choice(["limited", "waiting", "running"]),
     help="Only these; limited: its tenant's own limits hold it back.",
 )
 @click.option("--ended", is_flag=True, help="Those that have ended, the newest first; from the database.")
-@click.option("--outcome", type=OUTCOMES, metavar="WORD", help="With --ended: only those that ended so.")
-@click.option("--cause", help="With --ended: only those that missed a target for this cause.")
-@click.option(
-    "--from", "since", type=PastInstant(), help="With --ended: from then on; an instant, or 24h ago."
-)
-@click.option("--to", "until", type=PastInstant(), help="With --ended: before then; the same.")
-@click.option(
-    "--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True, help="With --ended: rows."
-)
-@click.option("--cursor", help="With --ended: next page of a list with the same filter.")
-def list_(status: str | None, ended: bool, limit: int, cursor: str | None, **filters: str | None) -> None:
+def list_(status: str | None, ended: bool, limit: int, cursor: str | None, **filters: Any) -> None:
     """Lists the requests that wait or run at the server and the gateways that share its Redis, the oldest
     first; with --ended those that have ended.
 
@@ -89,8 +75,8 @@ def list_(status: str | None, ended: bool, limit: int, cursor: str | None, **fil
     if ended:
         if status is not None:
             raise click.UsageError("give --status or --ended, not both")
-        shown = ended_requests(EndedQuery(**filters), cursor, limit)
-        answer(shown, lambda: show_ended(shown))
+        shown = ended_requests(query_of(EndedQuery, filters), cursor, limit)
+        answer(shown, lambda: show_rows(ENDED, shown))
         return
     if cursor is not None or any(filters[name] is not None for name in ONLY_ENDED):
         raise click.UsageError("--outcome, --cause, --from, --to and --cursor are for --ended")
@@ -119,6 +105,18 @@ def list_(status: str | None, ended: bool, limit: int, cursor: str | None, **fil
             click.echo(f"{document['gateways_missing']} gateways did not answer: theirs are not in the list")
 
     answer(document, text)
+
+
+def _ended_options() -> list[click.Parameter]:
+    """Of the list of ended requests; some are for those that wait or run, too."""
+    options = options_of(EndedQuery, ENDED.rows)
+    for option in options:
+        if option.name in (*ONLY_ENDED, "limit", "cursor") and isinstance(option, click.Option):
+            option.help = f"With --ended: {option.help}"
+    return options
+
+
+list_.params[:0] = _ended_options()
 
 
 @request.command()
@@ -266,44 +264,13 @@ def _price(side: Mapping[str, Any]) -> str:
     )
 
 
-if TYPE_CHECKING:
-    from tenants.admin.admin import Admin
-    from tenants.resources.ended import EndedQuery
-
-
 def ended_requests(query: EndedQuery, cursor: str | None, limit: int) -> dict[str, Any]:
     """What `GET /admin/v1/requests/ended` answers."""
-    from gateway.explain.explanation import steps_of
-    from tenants.resources.ended import ENDED
-    from tenants.resources.reading import read_page
+    from gateway.routes.views.resource_rows import json_of
 
     async def read(admin: Admin) -> dict[str, Any]:
         page = await read_page(admin, ENDED, query, cursor=cursor, limit=limit)
-        rows = await admin.with_names(row.as_json() | steps_of(row.packed) for row in page.rows)
+        rows = await admin.with_names(json_of(ENDED, row) for row in page.rows)
         return {"data": rows, "next_cursor": page.next_cursor}
 
     return administer(read)
-
-
-def show_ended(document: dict[str, Any]) -> None:
-    table(
-        "requests that have ended",
-        ("ended", "id", "tenant", "key", "tier", "model", "outcome", "took", "tokens in / out", "missed"),
-        [
-            (
-                row["ended_at"][:19] + "Z",
-                row["id"],
-                row["tenant"] or row["tenant_id"],
-                row["key_name"] or row["key_id"],
-                row["tier"],
-                row["model"],
-                row["outcome"],
-                "" if row["ended_s"] is None else seconds(row["ended_s"]),
-                f"{row['input_tokens']:,} / {row['output_tokens']:,}",
-                ", ".join(f"{miss['metric']}: {miss['cause']}" for miss in row["misses"]),
-            )
-            for row in document["data"]
-        ],
-    )
-    if document["next_cursor"]:
-        click.echo(f"older ones: the same command with --cursor {document['next_cursor']}")

@@ -9,7 +9,7 @@ from litestar import Response
 from gateway.console.access import NotForThisRole, form, own_tenants, page, tenant_shown, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
-from gateway.console.pages.questions import cursor_of
+from gateway.console.pages.filters import cursor_of
 from gateway.console.pages.tenant_parts.acts import said
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query

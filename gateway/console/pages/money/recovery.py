@@ -14,9 +14,9 @@ from litestar import Response
 
 from gateway.console.access import page, visit_of
 from gateway.console.form_errors import FormProblem
+from gateway.console.pages.filters import FILTER_ERRORS, Filters, asked_of
 from gateway.console.pages.money.amounts import SummedUsage, amounts_of
 from gateway.console.pages.money.usage import PATH as USAGE
-from gateway.console.pages.questions import FILTER_ERRORS, asked_of, filter_problem
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
@@ -221,7 +221,7 @@ async def recovery_page(request: Request) -> Response[str]:
         from_us_ = to_us - int(asked["hours"]) * HOUR_US
         pools, total = await _recovered(request, from_us_, to_us, price)
     except FILTER_ERRORS as error:
-        return _shown(request, asked, problem=filter_problem(error, ("hours", "price")))
+        return _shown(request, asked, problem=Filters(PATH, asked).problem(error))
     begin, end = from_us(from_us_).isoformat(), from_us(to_us).isoformat()
     links = {
         pool.time.pool: with_query(

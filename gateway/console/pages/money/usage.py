@@ -13,10 +13,10 @@ from gateway.console.access import own_tenants, page, tenant_shown, visit_of
 from gateway.console.csv_file import csv_list
 from gateway.console.form_errors import FormProblem
 from gateway.console.formats import exact_dollars
+from gateway.console.pages.filters import FILTER_ERRORS, Filters, asked_of, cursor_of
 from gateway.console.pages.money.amounts import MEASURES, change
 from gateway.console.pages.money.usage_reads import UsageRead, read_usage
 from gateway.console.pages.money.usage_view import REQUESTS, Row, group_sums, over_time
-from gateway.console.pages.questions import FILTER_ERRORS, asked_of, cursor_of, filter_problem
 from gateway.console.rendering import SECURITY_HEADERS, page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
@@ -34,7 +34,6 @@ from tenants.usage.query import GROUPS, LABEL, WINDOWS, edges
 PATH = "/console/usage"
 FILTERS = ("tenant", "project", "key", "model", "tier", "outcome", "label")
 FIELDS = ("from", "to", "window", "time_zone", "group", "then", "show", *FILTERS)
-CALLED_HERE = {"group_by": "group"}
 MONEY = {"charged_usd": "cost_nanousd", "credited_usd": "credit_nanousd"}
 """Columns of the file in dollars, and the fields that hold their nano-dollars."""
 MOST_LABELS = 30
@@ -88,7 +87,7 @@ async def usage_page(request: Request) -> Response[str]:
         question = usage_asked(asked, await _tenant_of(request, asked))
         usage = await read_usage(admin, question, cursor_of(request))
     except FILTER_ERRORS as error:
-        return _shown(request, asked, problem=filter_problem(error, FIELDS, CALLED_HERE))
+        return _shown(request, asked, problem=Filters(PATH, asked).problem(error))
     return _shown(request, asked, usage)
 
 
@@ -166,7 +165,7 @@ async def usage_json(request: Request) -> Response[Any]:
         question = usage_asked(asked, await _tenant_of(request, asked))
         answer = await shown_usage(admin, question, cursor_of(request), MAX_PAGE)
     except FILTER_ERRORS as error:
-        return _shown(request, asked, problem=filter_problem(error, FIELDS, CALLED_HERE))
+        return _shown(request, asked, problem=Filters(PATH, asked).problem(error))
     return Response(msgspec.json.encode(answer), headers=SECURITY_HEADERS, media_type="application/json")
 
 
@@ -188,7 +187,7 @@ async def usage_file(request: Request) -> Response[str]:
             lambda cursor: with_query(f"{PATH}/csv", asked | {"cursor": cursor}),
         )
     except FILTER_ERRORS as error:
-        return _shown(request, asked, problem=filter_problem(error, FIELDS, CALLED_HERE))
+        return _shown(request, asked, problem=Filters(PATH, asked).problem(error))
 
 
 def _file_row(row: Row) -> dict[str, object]:

@@ -8,7 +8,7 @@ from itertools import groupby
 from litestar import Response
 
 from gateway.console.access import page, visit_of
-from gateway.console.pages.questions import asked_of
+from gateway.console.pages.filters import asked_of
 from gateway.console.rendering import page_response
 from gateway.deps import ShownSetting
 from gateway.http.asgi import Request

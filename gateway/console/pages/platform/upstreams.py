@@ -12,7 +12,7 @@ from litestar.params import FromPath
 from gateway.console.access import form, page, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.formats import without_password
-from gateway.console.pages.questions import asked_of
+from gateway.console.pages.filters import asked_of
 from gateway.console.rendering import confirm_page, page_response, redirect
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
