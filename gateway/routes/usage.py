@@ -12,21 +12,16 @@ from gateway.http.authentication import principal_of
 from gateway.routes.admin.common import READ, WRITE, actor
 from gateway.routes.context import admin_of, gateway_of, json_response
 from gateway.routes.resource_routes import cursor_and_limit, query_in
-from tenants.resources.records.usage import OWN_GROUPS, OwnUsageAsked, UsageAsked, UsageFile, shown_usage
+from tenants.resources.records.usage import OwnUsageAsked, UsageAsked, UsageFile, shown_usage
 from tenants.resources.records.usage_export import export_usage
 from tenants.usage.export import FORMATS, GROUPS_EXPORTED
-from tenants.usage.query import GROUPS, MOST_DAYS
+from tenants.usage.query import MOST_DAYS
 
-_QUESTION = (
-    "`group_by`: {groups}, `label:<name>`, with commas between them. Filters: {tenant}`project`, `key` (names"
-    " or ids), `model`, `tier`, `outcome`, `label` (`team=search`, several times for several)."
-    " `from` and `to` (exclusive): instants with a time zone, or dates in `time_zone`; by default the last 30"
-    " days, of window `hour` 24 hours, of `month` 12 months. Windows are of `time_zone` (an IANA name); at"
-    f" most {MOST_DAYS['hour']} days by the hour, {MOST_DAYS['day']} by the day, {MOST_DAYS['month']}"
-    " otherwise. `window` `total`: the whole time at once."
+_TIMES = (
+    "By default of the last 30 days, of window `hour` 24 hours, of `month` 12 months; at most"
+    f" {MOST_DAYS['hour']} days by the hour, {MOST_DAYS['day']} by the day, {MOST_DAYS['month']} otherwise."
+    " `window` `total`: the whole time at once."
 )
-_ALL = _QUESTION.format(groups=", ".join(GROUPS), tenant="`tenant`, ")
-_OWN = _QUESTION.format(groups=", ".join(OWN_GROUPS), tenant="")
 _AMOUNTS = (
     "`requests` are those that count against limits, `ended_requests` all that ended; `wait_us` is the sum of"
     " `waits` waits, `ttft_us` of `first_tokens` times to the first token. `folded_to`: the newest instant in"
@@ -38,7 +33,7 @@ _AMOUNTS = (
     "/v1/usage",
     opt={"scope": "usage:read", "query": OwnUsageAsked, "is_own": True},
     summary="This tenant's usage by window and groups, as it is charged",
-    description=f"{_OWN} {_AMOUNTS}",
+    description=f"{_TIMES} {_AMOUNTS}",
 )
 async def own_usage(request: Request) -> Response[bytes]:
     asked = replace(query_in(request, OwnUsageAsked, is_own=True), tenant=principal_of(request).tenant_id)
@@ -49,7 +44,7 @@ async def own_usage(request: Request) -> Response[bytes]:
     "/admin/v1/usage",
     opt=READ | {"query": UsageAsked},
     summary="Usage of all tenants by window and groups, as the ledger has it",
-    description=f"{_ALL} {_AMOUNTS}",
+    description=f"{_TIMES} {_AMOUNTS}",
 )
 async def show_usage(request: Request) -> Response[bytes]:
     return await _shown(request, query_in(request, UsageAsked))
@@ -63,8 +58,8 @@ async def _shown(request: Request, asked: UsageAsked) -> Response[bytes]:
     "/admin/v1/usage/export",
     opt=READ | {"query": UsageFile, "is_whole": True, "media_types": sorted({*FORMATS.values()})},
     summary="Usage of all tenants as a file, whole: FOCUS 1.2, CSV or JSON lines",
-    description=f"{_ALL} By default by {', '.join(GROUPS_EXPORTED)}; `focus` always has these, and takes"
-    " others (up to three) as tags. While charges are still being added up, 503. The body of a file that"
+    description=f"{_TIMES} By default grouped by {', '.join(GROUPS_EXPORTED)}; `focus` always has these, and"
+    " takes others (up to three) as tags. While charges are still being added up, 503. The body of a file that"
     " could not be ended is cut off, as HTTP tells.",
 )
 async def usage_file(request: Request) -> ASGIApp:

@@ -47,7 +47,7 @@ def _grouped_by(groups: tuple[str, ...], usual: str = "") -> Filter:
     return Filter(
         option="--by",
         usual=usual,
-        help=f"Of {', '.join(groups)}, {LABEL}<name>, with commas.",
+        help=f"Of {', '.join(groups)}, {LABEL}<name>, with commas between them.",
         schema={"pattern": f"^(({word})(,({word}))*)$"},
     )
 
@@ -101,7 +101,7 @@ class UsageAsked(ListQuery, frozen=True, rename=TIMES | {"labels": "label"}):
         tuple[str, ...],
         Filter(
             kind=Kind.SEVERAL,
-            help="Only with this label, as NAME=VALUE.",
+            help="Only with this label, as NAME=VALUE (repeat).",
             schema={
                 "type": "array",
                 "maxItems": MOST_LABELS,
