@@ -58,9 +58,9 @@ async def _shown(request: Request, asked: UsageAsked) -> Response[bytes]:
     "/admin/v1/usage/export",
     opt=READ | {"query": UsageFile, "is_whole": True, "media_types": sorted({*FORMATS.values()})},
     summary="Usage of all tenants as a file, whole: FOCUS 1.2, CSV or JSON lines",
-    description=f"{_TIMES} By default grouped by {', '.join(GROUPS_EXPORTED)}; `focus` always has these, and"
-    " takes others (up to three) as tags. While charges are still being added up, 503. The body of a file that"
-    " could not be ended is cut off, as HTTP tells.",
+    description=f"{_TIMES} By default grouped by {', '.join(GROUPS_EXPORTED)}; `focus` always has these,"
+    " and takes others (up to three) as tags. While charges are still being added up, 503. The body of a file"
+    " that could not be ended is cut off, as HTTP tells.",
 )
 async def usage_file(request: Request) -> ASGIApp:
     asked = query_in(request, UsageFile, is_whole=True)

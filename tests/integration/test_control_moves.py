@@ -13,7 +13,7 @@ from tenants.admin.admin import Admin
 from tenants.admin.transaction import Transactions
 from tenants.counts import move_store
 from tenants.counts.move_store import StoredMove
-from tenants.errors import DatabaseUnavailable, Invalid
+from tenants.errors import DatabaseUnavailable
 from tenants.resources.reading import read_page
 from tenants.resources.records.moves import MOVES, MoveQuery
 from tenants.storage.database import Database
@@ -132,49 +132,3 @@ async def test_old_ones_and_too_many_are_purged(
     clock.now_s = NOON_S + 90 + move_store.KEPT_S
     await recorder.purge()
     assert [row.after for row in (await read_page(admin, MOVES, MoveQuery())).rows] == [3.5, 3, 2.5, 2]
-
-
-async def test_pages_and_filters(recorder: MoveRecorder, admin: Admin, clock: Clock) -> None:
-    control = Control(ControlMode.ACTING)
-    for number in range(6):
-        recorder.note(
-            "large" if number % 3 == 0 else "small",
-            control,
-            [move(Knob.LOOKAHEAD if number % 2 else Knob.AGEING, after=number, is_made=number != 4)],
-        )
-        clock.now_s += 60
-    await recorder.flush()
-
-    async def found(**filters: object) -> list[float]:
-        rows: list[float] = []
-        cursor, query = None, MoveQuery(**filters)  # type: ignore[arg-type]
-        while True:
-            page = await read_page(admin, MOVES, query, cursor=cursor, limit=2)
-            rows += [row.after for row in page.rows]
-            if (cursor := page.next_cursor) is None:
-                return rows
-
-    assert await found() == [5, 4, 3, 2, 1, 0]
-    assert await found(knob="lookahead", model="small") == [5, 1]
-    assert await found(made=True, model="small") == [5, 2, 1]
-    for query, field in ((MoveQuery(knob=""), "knob"), (MoveQuery(model="a\0"), "model")):
-        with pytest.raises(Invalid) as refused:
-            await read_page(admin, MOVES, query)
-        assert refused.value.field == field
-
-
-async def test_a_page_looks_at_few_rows(
-    recorder: MoveRecorder, admin: Admin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tenants.admin.lists.scans.MOST_SCANNED", 4)
-    control = Control(ControlMode.ACTING)
-    recorder.note("small", control, [move(after=number, is_made=number == 0) for number in range(10)])
-    await recorder.flush()
-    cursor, found, pages = None, [], 0
-    for _ in range(5):
-        page = await read_page(admin, MOVES, MoveQuery(made=True), cursor=cursor)
-        found += [row.after for row in page.rows]
-        if (cursor := page.next_cursor) is None:
-            break
-        pages += 1
-    assert (found, pages) == ([0], 2), "four rows looked at by each full page"

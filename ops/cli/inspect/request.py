@@ -112,7 +112,10 @@ def _ended_options() -> list[click.Parameter]:
     options = options_of(EndedQuery, ENDED.rows)
     for option in options:
         if option.name in (*ONLY_ENDED, "limit", "cursor") and isinstance(option, click.Option):
-            option.help = f"With --ended: {option.help}"
+            words = option.help or "only those that ended so."
+            option.help = f"With --ended: {words[0].lower()}{words[1:]}"
+        elif option.name == "model" and isinstance(option, click.Option):
+            option.help = "As it was asked for; with --ended the one that served it."
     return options
 
 
