@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -29,6 +29,8 @@ class Field:
     """Further keywords of JSON Schema: bounds and forms, from the constants that check them."""
     is_duration: bool = False
     """Seconds, on the command line as a duration such as 30m."""
+    beside: str = ""
+    """The field that it belongs to: without that one it is not given."""
     is_secret: bool = False
     """Never shown again, nor kept."""
 
@@ -52,6 +54,15 @@ class CommandField(NamedTuple):
     @property
     def option(self) -> str:
         return self.field.option or "--" + self.name.replace("_", "-")
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """What its JSON Schema says beyond its type."""
+        known: dict[str, Any] = {"description": self.field.help} if self.field.help else {}
+        if self.field.choices:
+            enum = {"enum": [*map(str, self.field.choices)]}
+            known |= {"items": {"type": "string"} | enum} if self.kind is list else enum
+        return known | dict(self.field.schema or {})
 
     @property
     def label(self) -> str:
@@ -112,3 +123,17 @@ def _as_kind(one: CommandField, value: Any) -> Any:
         except ValueError:
             raise Invalid(one.name, f"{value[:40]!r} is not a number") from None
     return value
+
+
+def annotate(schemas: Mapping[str, Any], structs: Iterable[type[msgspec.Struct]]) -> None:
+    """Completes JSON Schemas of structs, by their names, with what the fields declare."""
+    for struct in structs:
+        for one in fields_of(struct):
+            narrow(schemas[struct.__name__]["properties"][one.name], one.schema)
+
+
+def narrow(field: dict[str, Any], known: Mapping[str, Any]) -> None:
+    """Adds `known` to a field's schema; if it may be null, to the other kind."""
+    kinds = [kind for kind in field.get("anyOf", [field]) if kind.get("type") != "null"]
+    for kind in kinds:
+        kind.update(known)

@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
-
 from gateway.domain.tiers import SERVICE_TIERS
 from gateway.requests.inputs import media
 from gateway.requests.parse import LEFT_OUT_PARTS, MAX_METADATA, ROLES
@@ -23,13 +21,13 @@ from tenants.admin.cursor import CURSOR, DEFAULT_PAGE, MAX_PAGE
 from tenants.admin.lists import flow, usage
 from tenants.admin.platform.brakes import BRAKED_TIERS, MAX_BRAKE_S
 from tenants.counts import refusal_store
-from tenants.fields import fields_of
+from tenants.fields import narrow
 from tenants.outbox.address import MAX_URL_CHARS, PORTS
 from tenants.outbox.kinds import SUBJECTS
 from tenants.people.person import MAX_NAME_CHARS
 from tenants.people.roles import Role
 from tenants.resources.resource import MOST, Filter, Kind, ListQuery, filters_of
-from tenants.types import MAX_END_USER_CHARS, SCOPES, LimitMode, Meter, OnLowBudget, Tier, Window
+from tenants.types import MAX_END_USER_CHARS, SCOPES, OnLowBudget, Tier
 
 
 def between(lowest: float, highest: float | None = None) -> dict[str, Any]:
@@ -106,14 +104,11 @@ FIELDS: dict[str, dict[str, Any]] = {name: _range(bounds) for name, bounds in RA
     **dict.fromkeys(("KeyCreate.name", "KeyChange.name"), form(re.compile(f"({validation.NAME.pattern})?"))),
     "PersonInvite.name": {"minLength": 1} | form(re.compile(r"\S+"), MAX_NAME_CHARS),
     **dict.fromkeys(
-        ("PriceSet.model", "ConfigPrice.model", "LimitSet.model", "ConfigLimit.model"),
+        ("PriceSet.model", "ConfigPrice.model"),
         _NOT_BLANK | {"maxLength": validation.MAX_MODEL_CHARS},
     ),
-    "time_zone": PARAMETERS["time_zone"],
-    "thresholds": {"minItems": 1, "items": {"type": "integer"} | between(1, validation.MAX_THRESHOLD)},
     "reason": _REASON,
-    **dict.fromkeys(("LimitOverride.reason", "LedgerAdjust.reason"), _REASON | _NOT_BLANK),
-    "until": _INSTANT,
+    "LedgerAdjust.reason": _REASON | _NOT_BLANK,
     "weight": between(validation.MIN_WEIGHT, validation.MAX_WEIGHT),
     "tier": one_of(Tier),
     "tiers": {"items": {"type": "string"} | one_of(Tier)},
@@ -121,15 +116,9 @@ FIELDS: dict[str, dict[str, Any]] = {name: _range(bounds) for name, bounds in RA
     "on_low_budget": one_of(OnLowBudget),
     "reserved_tokens_per_s": between(0, validation.MAX_RESERVED_TOKENS_PER_S),
     "reserved_tier": one_of([*Tier, validation.ALL_TIERS]),
-    "meter": one_of(Meter),
-    "window": one_of(Window),
-    "mode": one_of(LimitMode),
-    "amount": between(0, validation.MAX_AMOUNT),
-    "above_tokens": between(0, validation.MAX_ABOVE_TOKENS),
     "expires_in_s": {"exclusiveMinimum": 0, "maximum": validation.MAX_EXPIRY_S},
     "grace_s": between(0, validation.MAX_GRACE_S),
     "BrakeSet.tier": one_of(BRAKED_TIERS),
-    "LimitOverride.for_s": {"exclusiveMinimum": 0, "maximum": validation.MAX_OVERRIDE_S},
     "BrakeSet.for_s": between(1, MAX_BRAKE_S),
     "share": {"exclusiveMinimum": 0, "maximum": 1},
     "PersonInvite.role": one_of(Role),
@@ -171,24 +160,9 @@ def _of_filter(one: Filter) -> dict[str, Any]:
             return {"type": "string"} | text(one.most)
 
 
-def annotate(schemas: dict[str, Any], structs: Iterable[type[msgspec.Struct]]) -> None:
-    """Completes bodies by what their fields declare."""
-    for struct in structs:
-        for one in fields_of(struct):
-            known = dict(one.field.schema or {}) | (one_of(one.field.choices) if one.field.choices else {})
-            narrow(schemas[struct.__name__]["properties"][one.name], known)
-
-
 def complete(schemas: dict[str, Any]) -> None:
     for struct, schema in schemas.items():
         for name, field in schema.get("properties", {}).items():
             known = FIELDS.get(f"{struct}.{name}", FIELDS.get(name))
             if known is not None:
                 narrow(field, known)
-
-
-def narrow(field: dict[str, Any], known: dict[str, Any]) -> None:
-    """Adds `known` to a field's schema; if it may be null, to the other kind."""
-    kinds = [kind for kind in field.get("anyOf", [field]) if kind.get("type") != "null"]
-    for kind in kinds:
-        kind.update(known)

@@ -13,8 +13,10 @@ import msgspec
 from msgspec import Meta
 
 from tenants.errors import Invalid
+from tenants.fields import annotate
+from tenants.nouns.limit import LimitTerms
 from tenants.slo.target import METRICS
-from tenants.types import SCOPES, LimitMode, Meter, OnLowBudget, Tier, Window
+from tenants.types import SCOPES, OnLowBudget, Tier
 
 Place = tuple[str | int, ...]
 """Way to a value from the top of the file: `("tenants", 3, "weight")`."""
@@ -105,35 +107,12 @@ class ConfigTarget(ConfigPart):
     ] = 95.0
 
 
-class ConfigLimit(ConfigPart):
+class ConfigLimit(ConfigPart, LimitTerms, kw_only=True):
     """A limit. There is one for each subject, meter, shape (window, rate or concurrency), tier, model and
-    size of request."""
+    size of request. Keys are named, not numbered."""
 
-    meter: Annotated[str, _one_of(Meter)]
     state: State = "present"
-    project: Annotated[str | None, Meta(description="It binds this project of the tenant.")] = None
-    key: Annotated[str | None, Meta(description="It binds the tenant's key of this name.")] = None
-    end_user: Annotated[str | None, Meta(description="It binds this end user of the tenant.")] = None
-    each_end_user: Annotated[
-        bool, Meta(description="It binds each end user that has no limit of its own.")
-    ] = False
-    window: Annotated[str, _one_of(Window)] | None = None
-    time_zone: str = "UTC"
-    rate_per_s: Annotated[
-        float | None, Meta(description="A token bucket: refilled so fast, up to `amount`.")
-    ] = None
-    ceiling_per_s: Annotated[
-        float | None,
-        Meta(description="Of a hard rate of tokens in tier batch: how fast while capacity is spare."),
-    ] = None
-    amount: int | None = None
-    mode: Annotated[str, _one_of(LimitMode)] = "hard"
-    tier: TierName | None = None
-    model: str | None = None
-    above_tokens: int = 0
-    thresholds: Annotated[
-        list[int] | None, Meta(description="Of a soft limit: where it alerts, in per cent of the amount.")
-    ] = None
+    amount: int | None = None  # type: ignore[assignment]  # what is removed needs none
 
 
 class ConfigProject(ConfigPart):
@@ -206,8 +185,10 @@ class Configuration(ConfigPart):
 
 
 def json_schema() -> dict[str, Any]:
+    schema = msgspec.json.schema(Configuration)
+    annotate(schema["$defs"], ConfigPart.__subclasses__())
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Fairgate configuration",
-        **msgspec.json.schema(Configuration),
+        **schema,
     }

@@ -7,19 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tenants.admin.commands import (
-    KeyChange,
-    KeyCreate,
-    LimitSet,
-    PriceSet,
-    ProjectCreate,
-    TenantChange,
-    TenantCreate,
-)
+from tenants.admin.commands import KeyChange, KeyCreate, PriceSet, ProjectCreate, TenantChange, TenantCreate
 from tenants.admin.platform.policy import StoredPolicy
 from tenants.admin.transaction import etag_of
 from tenants.config_file.document import ConfigInvalid, Place, as_text
 from tenants.errors import Invalid
+from tenants.nouns.limit import LimitSet
 from tenants.slo.target import SloSet
 
 

@@ -9,10 +9,11 @@ import pytest
 
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
-from tenants.admin.commands import KeyCreate, LimitSet, PriceSet, ProjectCreate, TenantChange, TenantCreate
+from tenants.admin.commands import KeyCreate, PriceSet, ProjectCreate, TenantChange, TenantCreate
 from tenants.admin.lists.audit import AuditQuery
 from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
+from tenants.nouns.limit import LimitSet
 from tests.support.audited import audited
 from tests.support.quota import Clock
 

@@ -21,6 +21,8 @@ from tenants.admin.lists.flow import FlowRow
 from tenants.admin.lists.usage import UsageAsked, UsagePage
 from tenants.directory.records import tier_names
 from tenants.people.roles import Act
+from tenants.resources.limits import LIMITS, LimitQuery
+from tenants.resources.reading import read_page
 from tenants.usage.sums import AMOUNTS
 
 PATH = f"{LIST}/{{tenant:str}}"
@@ -63,7 +65,7 @@ async def tenant_page(request: Request, tenant: FromPath[str]) -> Response[str]:
     visit, admin = visit_of(request), admin_of(request)
     owner = await tenant_shown(request, tenant)
     name, person = owner.name, visit.person
-    limits = await admin.limits.page(name, limit=MOST_LIMITS)
+    limits = await read_page(admin, LIMITS, LimitQuery(tenant=name), limit=MOST_LIMITS)
     total = await admin.usage.read(UsageAsked(tenant=name))
     by_key = await admin.usage.read(UsageAsked(tenant=name, group_by="key"), limit=MOST_GROUPS)
     by_model = await admin.usage.read(UsageAsked(tenant=name, group_by="model"), limit=MOST_GROUPS)

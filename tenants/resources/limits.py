@@ -1,0 +1,142 @@
+"""Limits: as set and as in force, with what they noticed in their newest window; set, overridden, removed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from sqlalchemy import Connection
+
+from tenants.admin.admin import Admin
+from tenants.admin.cursor import PAGES, SortKey, beyond
+from tenants.admin.limits import LimitView, views_of
+from tenants.directory import queries
+from tenants.fields import fields_of
+from tenants.nouns.limit import LimitOverride, LimitSet, LimitTerms, limit_as_json
+from tenants.people.roles import Act
+from tenants.resources.reading import conditions_of
+from tenants.resources.resource import (
+    ActCall,
+    ActDone,
+    Filter,
+    Kind,
+    ListQuery,
+    PageRequest,
+    Resource,
+    ResourceAct,
+    Shown,
+)
+from tenants.storage.tables import limits
+from tenants.types import MAX_END_USER_CHARS, Limit
+
+ORDER = (limits.c.created_us, limits.c.id)
+
+
+class LimitQuery(ListQuery, frozen=True):
+    """Which limits, and whose use of them."""
+
+    tenant: Annotated[str | None, Filter(limits.c.tenant_id, Kind.TENANT)] = None
+    end_user: Annotated[
+        str | None,
+        Filter(
+            help="How much this one has used of its tenant's default for end users.", most=MAX_END_USER_CHARS
+        ),
+    ] = None
+
+
+def _read(connection: Connection, request: PageRequest) -> tuple[list[LimitView], SortKey | None]:
+    wanted = [*conditions_of(connection, request).values()]
+    if request.after is not None:
+        wanted.append(beyond(ORDER, request.after))
+    found = queries.limits_where(connection, *wanted, most=request.most)
+    return views_of(connection, found, request.now_us / 1e6), None
+
+
+def _done(limit: Limit) -> ActDone:
+    shown = limit_as_json(limit)
+    return ActDone(shown, shown)
+
+
+async def _set(admin: Admin, call: ActCall) -> ActDone:
+    return _done(await admin.limits.set(call.actor, call.command, if_match=call.if_match))
+
+
+async def _override(admin: Admin, call: ActCall) -> ActDone:
+    acts, condition = admin.limits, call.if_match
+    return _done(await acts.override(call.actor, call.reference, call.command, if_match=condition))
+
+
+async def _clear(admin: Admin, call: ActCall) -> ActDone:
+    return _done(await admin.limits.clear_override(call.actor, call.reference, if_match=call.if_match))
+
+
+async def _remove(admin: Admin, call: ActCall) -> ActDone:
+    removed = await admin.limits.remove(call.actor, call.reference, if_match=call.if_match)
+    return ActDone(limit_as_json(removed), None)
+
+
+LIMITS = Resource(
+    name="limit",
+    plural="limits",
+    title="Limits",
+    record=LimitView,
+    query=LimitQuery,
+    read=_read,
+    order=ORDER,
+    key_of=lambda view: (view.limit.created_us, view.limit.limit_id),
+    as_json=LimitView.as_json,
+    scope="admin:read",
+    act=Act.READ_TENANT,
+    summary="List limits, of one tenant or of all",
+    description="With what overrides them now, how much is used (`usage`; null: not known at the moment),"
+    " which one of a tenant binds first, and what soft and shadow ones noticed in their newest window."
+    f" `tenant`: those of one; `end_user`: the use of a tenant's default by that one. {PAGES}",
+    shown=tuple(Shown(one.name, one.label) for one in fields_of(LimitTerms)),
+    has_page=False,
+    acts=(
+        ResourceAct(
+            name="limit.set",
+            run=_set,
+            scope="admin:write",
+            act=Act.LIMIT_BELOW_TENANT,
+            command=LimitSet,
+            status=201,
+            summary="Set a limit",
+            description="Its subject: `platform` (all tenants together), `tenant`, or of a tenant one"
+            " `project`, `key` or `end_user`, or `each_end_user`. `tier`, `model` and `above_tokens` (prompt"
+            " and `max_tokens` together) narrow it. The same subject, meter, shape, tier, model and size are"
+            " replaced; what was used stays used. A first limit begins at zero: it counts what is under way"
+            " and what comes, not what had ended before (`counts_since`). It is in force in every gateway"
+            " when this is answered; `not_in_force_on` names those that have not confirmed it within"
+            " 5 seconds.",
+        ),
+        ResourceAct(
+            name="limit.override",
+            run=_override,
+            scope="admin:write",
+            act=Act.LIMIT_BELOW_TENANT,
+            command=LimitOverride,
+            path="/{reference}/override",
+            summary="Put another amount in force for a time",
+            description="Up to `until` (an instant with a time zone), or for `for_s` seconds. A new one"
+            " replaces it.",
+        ),
+        ResourceAct(
+            name="limit.clear_override",
+            run=_clear,
+            scope="admin:write",
+            act=Act.LIMIT_BELOW_TENANT,
+            method="DELETE",
+            path="/{reference}/override",
+            summary="End an override before its time",
+        ),
+        ResourceAct(
+            name="limit.remove",
+            run=_remove,
+            scope="admin:write",
+            act=Act.LIMIT_BELOW_TENANT,
+            method="DELETE",
+            path="/{reference}",
+            summary="Remove a limit",
+        ),
+    ),
+)
