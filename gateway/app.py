@@ -100,7 +100,7 @@ def handlers(resources: Resources = RESOURCES) -> list[HTTPRouteHandler]:
     return _complete([*_ROUTES, *resource_routes.handlers(resources), *console.handlers(resources)])
 
 
-def create_app(deps: GatewayDeps, resources: Resources = RESOURCES) -> Litestar:
+def create_app(deps: GatewayDeps) -> Litestar:
     """The gateway as an ASGI application. Raises `ValueError` for an inconsistent configuration."""
     gateway = Gateway(deps)
     live = LiveHub(gateway.metrics.registry)
@@ -118,8 +118,8 @@ def create_app(deps: GatewayDeps, resources: Resources = RESOURCES) -> Litestar:
             await live.close()
             await gateway.stop()
 
-    state = State({"gateway": gateway, "live": live, "resources": resources}, deep_copy=False)
-    return register_routes(deps.config.cors_origins, state, lifespan, resources)
+    state = State({"gateway": gateway, "live": live}, deep_copy=False)
+    return register_routes(deps.config.cors_origins, state, lifespan, deps.resources)
 
 
 def register_routes(

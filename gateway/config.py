@@ -12,6 +12,9 @@ from engine.bounds import Bounded
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import DEFAULT_POLICY
 from gateway.flow.control_rules import ControlMode
+from gateway.flow.knobs import QueueSettings
+from gateway.flow.lanes import LaneRule, long_tokens_of
+from gateway.flow.window import WindowRule
 from tenants.networks import Network
 from tenants.slo.slo import DEFAULT_LEAST_MISSES
 from tenants.types import Tier
@@ -374,3 +377,21 @@ class GatewayConfig(GatewaySettings, frozen=True, kw_only=True):
     """`POST /v1/quotes` per tenant, sustained; bursts of twice that."""
     token_calls_per_s: Seconds = 20.0
     """`/tokenize` and `/detokenize` per tenant, sustained; bursts of twice that."""
+
+    def queue_settings(self, context_tokens: int | None = None) -> QueueSettings:
+        """Of the queue in front of replicas with this context; None: none has announced itself yet."""
+        return QueueSettings(
+            self.max_queued,
+            self.max_queued_per_tenant,
+            [self.queue_ttl_s[tier] for tier in Tier],
+            WindowRule(self.lookahead_sequences, self.kv_window),
+            self.dispatch_log_records,
+            [AGEING_S[tier] for tier in Tier],
+            LaneRule(
+                self.long_tokens or long_tokens_of(context_tokens),
+                self.long_share_sequences,
+                self.long_share_kv,
+                self.batch_share,
+            ),
+            self.reservation_burst_s,
+        )

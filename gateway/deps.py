@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gateway.config import GatewayConfig
 from gateway.fair_threads import FairThreads
@@ -17,6 +17,8 @@ from tenants.ledger.progress import ProgressStore
 from tenants.people.sessions import SessionRules
 from tenants.people.store import People
 from tenants.people.way_in import WayIn
+from tenants.resources.all import RESOURCES
+from tenants.resources.resource import Resource
 
 if TYPE_CHECKING:
     from engine.forecast.length.length import LengthForecast
@@ -96,6 +98,8 @@ class GatewayDeps:
     threads: FairThreads = field(default_factory=FairThreads)
     """Parses and tokenises prompts that are not small, and checks grammars."""
     answers: CheckedAnswers = field(default_factory=CheckedAnswers)
+    resources: tuple[Resource[Any], ...] = RESOURCES
+    """Nouns with their routes, pages and sections of the configuration file."""
     tracer: Tracer | None = None
     audit_key: SigningKey | None = None
     """Signs the audit; None: other gateways do."""

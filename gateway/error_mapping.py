@@ -21,7 +21,6 @@ from gateway.fair_threads import TooManyWaiting
 from gateway.requests.execution import StoppedByEngine
 from gateway.requests.finish import SettlementFailed, SettlementPending
 from gateway.requests.run import Closed, Interrupted, Run
-from gateway.requests.tier_change import NotWaiting, TierHasLimits
 from gateway.response_headers import go_duration, limit_headers
 from gateway.upstream.base import (
     CapabilityLost,
@@ -91,10 +90,6 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
                 expected_s=late.expected_s,
                 retry_after_s=min(late.retry_after_s, LONGEST_RETRY_S),
             )
-        case NotWaiting(status=status):
-            return errors.not_waiting(status=status)
-        case TierHasLimits(tier=tier, meter=meter):
-            return errors.tier_has_limits(tier, meter)
         case CapabilityLost(need=need):
             return errors.capability_unavailable(
                 what=need.removeprefix(FIELD_NEED), who="what could is away, or cannot any more"

@@ -37,7 +37,6 @@ from gateway.cluster.identity import RivalWatch
 from gateway.cluster.liveness import Liveness
 from gateway.cluster.progress_writer import ProgressWriter
 from gateway.cluster.usage_folder import UsageFolder
-from gateway.config import AGEING_S
 from gateway.deps import GatewayDeps, RecoveryReport
 from gateway.dispatch.admission import Admission
 from gateway.dispatch.dispatcher import Dispatcher
@@ -62,13 +61,11 @@ from gateway.explain.recorder import RequestRecorder, machine_of
 from gateway.explain.shares import ShareMeter
 from gateway.explain.slo_monitor import SloMonitor
 from gateway.explain.timeline_writer import TimelineWriter
-from gateway.flow.control_rules import Knob
 from gateway.flow.controller import FlowController
-from gateway.flow.lanes import LaneRule, long_tokens_of
-from gateway.flow.placement import LeastLoaded
+from gateway.flow.knobs import Knob
+from gateway.flow.placement import Scorer
 from gateway.flow.routing import PrefixRouter
 from gateway.flow.shared.mirror import Mirror
-from gateway.flow.window import WindowRule
 from gateway.metrics.control import ControlCollector
 from gateway.metrics.forecasts import CalibrationCollector, LengthCollector
 from gateway.metrics.learned import MacroStateCollector
@@ -289,20 +286,8 @@ class Gateway:
         flow = (FlowController if sharing is None else Mirror)(
             make_policy(config.policy, config.policy_options).order,
             ServiceCounters(),
-            max_queued=config.max_queued,
-            max_queued_per_tenant=config.max_queued_per_tenant,
-            queue_ttl_s=[config.queue_ttl_s[tier] for tier in Tier],
-            window=WindowRule(config.lookahead_sequences, config.kv_window),
-            log_records=config.dispatch_log_records,
-            ageing_s=[AGEING_S[tier] for tier in Tier],
-            lanes=LaneRule(
-                config.long_tokens or long_tokens_of(None),
-                config.long_share_sequences,
-                config.long_share_kv,
-                config.batch_share,
-            ),
-            reservation_burst_s=config.reservation_burst_s,
-            scorer=PrefixRouter() if len(spec.upstreams) > 1 or spec.upstreams.may_change else LeastLoaded(),
+            config.queue_settings(),
+            PrefixRouter() if len(spec.upstreams) > 1 or spec.upstreams.may_change else Scorer(),
         )
         shared = (
             sharing.open(spec.name, flow, config, deps.clock)
@@ -401,11 +386,7 @@ class Gateway:
         config, lifecycle = self.deps.config, pool.lifecycle
 
         def own_rests() -> dict[Knob, float]:
-            return {
-                Knob.ADMISSION: config.admission,
-                Knob.LONG_SHARE: config.long_share_sequences,
-                **own_numbers(self.policy.now),
-            }
+            return {Knob.ADMISSION: config.admission, **own_numbers(self.policy.now)}
 
         return ControlLoop(
             config.control,
@@ -423,12 +404,7 @@ class Gateway:
                 own_rests=own_rests,
                 quota=partial(self.deps.quota_store.spare.set, name),
             ),
-            rests={
-                Knob.LOOKAHEAD: config.lookahead_sequences,
-                Knob.BATCH_SHARE: config.batch_share,
-                Knob.RESERVE_QUANTILE: config.reserve_quantile,
-                **own_rests(),
-            },
+            rests={Knob.RESERVE_QUANTILE: config.reserve_quantile, **own_rests()},
             own_rests=own_rests,
             arrivals_per_s=pool.estimates.forecast_cache.arrivals_per_s,
             attainment=lambda: self.slo.pools[name].attainment.value,
@@ -666,8 +642,8 @@ class Gateway:
     def _sample_shares(self) -> None:
         now_s, wall_s = self.deps.clock(), self.deps.wall_clock()
         for name, pool in self.pools.items():
-            had = self.shares[name].sample(now_s, pool.flow.tenants())
-            self.minutes.flows[name].sample(now_s, wall_s, had, pool.flow.waiting_costs())
+            had = self.shares[name].sample(now_s, pool.flow.tenants.all())
+            self.minutes.flows[name].sample(now_s, wall_s, had, pool.flow.queue.waiting_costs())
             self.minutes.engines[name].sample(now_s, wall_s, pool.spec.upstreams)
 
     async def _purge(self) -> None:

@@ -141,11 +141,3 @@ class SchemaMissing(DatabaseUnavailable):
 
     def __init__(self) -> None:
         super().__init__("the database has no current Fairgate schema: run `fairgate db upgrade`")
-
-
-class Overloaded(DatabaseUnavailable):
-    """Too many writes or reads are queued."""
-
-
-class DirectoryStale(DatabaseUnavailable):
-    """The directory has not been refreshed for longer than `max_stale_s`."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -25,7 +25,7 @@ class Field:
     option: str = ""
     """On the command line; empty: the name with dashes."""
     choices: tuple[str, ...] = ()
-    schema: Mapping[str, Any] | None = None
+    schema: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Further keywords of JSON Schema: bounds and forms, from the constants that check them."""
     is_duration: bool = False
     """Seconds, on the command line as a duration such as 30m."""
@@ -33,6 +33,11 @@ class Field:
     """The field that it belongs to: without that one it is not given."""
     is_secret: bool = False
     """Never shown again, nor kept."""
+
+    @property
+    def json_schema(self) -> dict[str, Any]:
+        """Its keywords, with the choices."""
+        return {**self.schema, **({"enum": [*map(str, self.choices)]} if self.choices else {})}
 
 
 class CommandField(NamedTuple):
@@ -54,15 +59,6 @@ class CommandField(NamedTuple):
     @property
     def option(self) -> str:
         return self.field.option or "--" + self.name.replace("_", "-")
-
-    @property
-    def schema(self) -> Mapping[str, Any]:
-        """What its JSON Schema says beyond its type."""
-        known: dict[str, Any] = {"description": self.field.help} if self.field.help else {}
-        if self.field.choices:
-            enum = {"enum": [*map(str, self.field.choices)]}
-            known |= {"items": {"type": "string"} | enum} if self.kind is list else enum
-        return known | dict(self.field.schema or {})
 
     @property
     def label(self) -> str:
@@ -96,6 +92,12 @@ def _declared(hint: Any) -> tuple[Field, type]:
     return given, get_origin(hint) or hint
 
 
+def without_secrets(record: Any) -> dict[str, Any]:
+    """A dataclass as JSON, without the fields whose annotation says that they are secret."""
+    hints = get_type_hints(type(record), include_extras=True)
+    return {name: getattr(record, name) for name, hint in hints.items() if not _declared(hint)[0].is_secret}
+
+
 def command_of(command: type[C], given: Mapping[str, Any]) -> C:
     """The command from fields as typed, in which an empty text stands for a field that is left out. Raises
     `Invalid` for the first field that is missing or of another kind."""
@@ -123,17 +125,3 @@ def _as_kind(one: CommandField, value: Any) -> Any:
         except ValueError:
             raise Invalid(one.name, f"{value[:40]!r} is not a number") from None
     return value
-
-
-def annotate(schemas: Mapping[str, Any], structs: Iterable[type[msgspec.Struct]]) -> None:
-    """Completes JSON Schemas of structs, by their names, with what the fields declare."""
-    for struct in structs:
-        for one in fields_of(struct):
-            narrow(schemas[struct.__name__]["properties"][one.name], one.schema)
-
-
-def narrow(field: dict[str, Any], known: Mapping[str, Any]) -> None:
-    """Adds `known` to a field's schema; if it may be null, to the other kind."""
-    kinds = [kind for kind in field.get("anyOf", [field]) if kind.get("type") != "null"]
-    for kind in kinds:
-        kind.update(known)

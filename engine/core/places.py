@@ -89,6 +89,6 @@ def _runners_above_share(
         for runner in table.running
         if runner.tier == tier
         and runner not in placed
-        and (runner.times_set_back < table.max_displacements or _has_recovered(runner))
+        and (runner.times_set_back < table.policy.options.max_displacements or _has_recovered(runner))
         and stands_above(runner)
     ]

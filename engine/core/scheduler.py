@@ -223,10 +223,11 @@ class Scheduler:
                 return paused, "paused"
         assert len(table.running) > 1, "a sequence that can never fit was admitted"
         # `sequence` itself is always a candidate: an immune one has all its blocks and never asks.
+        most = self._policy.options.max_displacements
         candidates = [
             runner
             for runner in table.running
-            if runner.tier >= sequence.tier and runner.times_displaced < table.max_displacements
+            if runner.tier >= sequence.tier and runner.times_displaced < most
         ]
         return self._policy_victim(candidates), f"evict {self._policy.evict.name}"
 
@@ -255,7 +256,7 @@ class Scheduler:
         return (
             paused.tier > sequence.tier
             or (not paused.may_emit and paused.tenant_id != sequence.tenant_id)
-            or self._now_s - paused.paused_since_s >= self._table.paused_keep_s
+            or self._now_s - paused.paused_since_s >= self._policy.options.paused_keep_s
         )
 
     # ------------------------------------------------------------ paused sequences
@@ -496,7 +497,7 @@ class Scheduler:
         below = [
             runner
             for runner in runners_below(table, sequence)
-            if runner.times_displaced < table.max_displacements
+            if runner.times_displaced < self._policy.options.max_displacements
         ]
         while below:
             victim = self._policy_victim(below)
@@ -507,7 +508,7 @@ class Scheduler:
         return None
 
     def _blocks_at_start(self, sequence: Sequence) -> int:
-        is_immune = sequence.times_displaced >= self._table.max_displacements
+        is_immune = sequence.times_displaced >= self._policy.options.max_displacements
         tokens = sequence.most_tokens if is_immune else sequence.total_tokens
         return blocks_for(max(tokens, sequence.total_tokens), self._table.block_tokens)
 

@@ -196,14 +196,6 @@ class SequenceTable:
         self.policy = policy
 
     @property
-    def max_displacements(self) -> int:
-        return self.policy.options.max_displacements
-
-    @property
-    def paused_keep_s(self) -> float:
-        return self.policy.options.paused_keep_s
-
-    @property
     def has_runnable(self) -> bool:
         """Whether the next step has tokens to compute (or the policy waits on purpose)."""
         return bool(
@@ -261,7 +253,7 @@ class SequenceTable:
         )
 
     @property
-    def row_cost(self) -> RowCost:
+    def _row_cost(self) -> RowCost:
         """What a decoding sequence of a step costs, with contexts as they are now."""
         context = sum([sequence.computed_tokens for sequence in self.running])
         return RowCost.of(self.mean_step_time(), context / max(1, len(self.running)))
@@ -278,12 +270,12 @@ class SequenceTable:
             return None
         slots, places, rates = self.most_decodes, self.max_sequences, (0.0, 0.0)
         if self.step_time.samples >= SETTLED_AFTER:
-            cost = self.row_cost
+            cost = self._row_cost
             rates = (cost.tokens_per_s(slots), cost.tokens_per_s(places))
         return DecodeSlots(slots, places, compose.is_auto, *rates)
 
     def renew_slots(self) -> None:
-        self.auto_slots.renew(self.row_cost, len(self.running), self.max_sequences)
+        self.auto_slots.renew(self._row_cost, len(self.running), self.max_sequences)
 
     def settle(self, room: Room) -> None:
         """Lifts, after a step's commit, those that had all they could take while others were held back."""

@@ -127,7 +127,6 @@ class LoadedModel:
                 block_tokens=block_tokens,
                 num_host_blocks=num_host_blocks,
                 num_rows=num_rows,
-                path_reports=self.path_reports,
                 queues=queues,
             )
         except (MemoryError, torch.OutOfMemoryError):
@@ -136,6 +135,7 @@ class LoadedModel:
                 f"{num_blocks} blocks of {mebibytes:.3g} MiB of KV cache, and {num_host_blocks} of host"
                 " memory, cannot be had: name less (engine.kv_memory, engine.host_kv_blocks)"
             ) from None
+        runner.path_reports = self.path_reports
         return runner
 
 

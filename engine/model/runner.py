@@ -78,14 +78,13 @@ class TorchRunner:
         block_tokens: int,
         num_host_blocks: int = 0,
         num_rows: int = DEFAULT_ROWS,
-        path_reports: tuple[PathReport, ...] = (),
         queues: DeviceQueues | None = None,
     ) -> None:
         """`num_rows`: most sequences that run; `queues`: None takes the device's own."""
         self.info = info
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
-        self.path_reports = path_reports
+        self.path_reports: tuple[PathReport, ...] = ()
         self.readings: LengthReadings | None = None
         self._forward = forward
         self._takes_order = not forward.captures  # what can be captured computes each sequence by itself

@@ -68,14 +68,11 @@ class EngineLoop:
         clock: Callable[[], float],
         lost_s: float = GATEWAY_LOST_S,
         backlog_s: float = PATIENCE_S,
-        on_restored_settled: Callable[[], None],
         on_tick: Callable[[float], None] | None = None,
         spans: EngineSpans | None = None,
-        wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """`lost_s`: silence after which a gateway is lost; `backlog_s`: how long it may leave messages
-        unread. `on_restored_settled`: when an earlier engine's outcomes are all acknowledged; `on_tick`: with
-        the time, at each snapshot. `spans` None: none are made; `wall_ns`: since 1970."""
+        unread. `on_tick`: with the time, at each snapshot. `spans` None: none are made."""
         self._core = core
         self._socket = socket
         self._ready = ready
@@ -83,10 +80,8 @@ class EngineLoop:
         self._orphan_s = orphan_s
         self._backlog_s = backlog_s
         self._clock = clock
-        self._on_restored_settled = on_restored_settled
         self._on_tick = on_tick
         self._spans = spans
-        self._wall_ns = wall_ns
         self._lost_s = lost_s
         self._gateways = GatewaySessions(now_s=clock(), lost_s=lost_s)
         self._backlogs: dict[bytes, UnsentMessages] = {}
@@ -216,13 +211,10 @@ class EngineLoop:
             if self._owns(session, command.sequence_id):
                 self._core.top_up(command.sequence_id, command.lease_tokens, command.lease_gpu_us)
         elif isinstance(command, messages.Acknowledge):
-            restored = self._store.num_restored
             settled = self._store.acknowledge(session.gateway_id, command.sequence_ids)
             if command.is_traced and self._spans is not None:
                 for held in settled:
                     self._spans.settled(held.outcome, held.ended_ns)
-            if restored and not self._store.num_restored:
-                self._on_restored_settled()
         elif isinstance(command, messages.Collect):
             self._collects.append((session, command.adopt))
         elif isinstance(command, messages.SetPolicy):
@@ -364,7 +356,7 @@ class EngineLoop:
                 session = self._gateways.owner(delta.sequence_id)
             else:
                 session = self._gateways.release(delta.sequence_id)
-                ended_ns = 0 if self._spans is None else self._wall_ns()
+                ended_ns = 0 if self._spans is None else time.time_ns()
                 self._store.keep(session.gateway_id if session else "", delta.outcome, ended_ns)
             if session is not None and self._gateways.lives(session):
                 parts.setdefault(session.identity, []).append(delta)

@@ -7,7 +7,7 @@ engine ends is written to a file and read at the next start.
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 
 import msgspec
@@ -47,10 +47,7 @@ class OutcomeStore:
         self._max_outcomes = max_outcomes
         self._held: dict[str, HeldOutcome] = {}
         self._restored: set[str] = set()
-
-    @property
-    def num_restored(self) -> int:
-        return len(self._restored)
+        self._on_settled: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         return len(self._held)
@@ -70,12 +67,14 @@ class OutcomeStore:
 
     def acknowledge(self, gateway_id: str, sequence_ids: Iterable[str]) -> list[HeldOutcome]:
         """Forgets and returns settled outcomes of `gateway_id`; other ids are ignored."""
-        settled = []
+        settled, had_restored = [], bool(self._restored)
         for sequence_id in sequence_ids:
             held = self._held.get(sequence_id)
             if held is not None and held.gateway_id == gateway_id:
                 settled.append(self._held.pop(sequence_id))
                 self._restored.discard(sequence_id)
+        if had_restored and not self._restored:
+            self._on_settled()
         return settled
 
     def collect(
@@ -92,8 +91,10 @@ class OutcomeStore:
     def held(self) -> list[HeldOutcome]:
         return list(self._held.values())
 
-    def restore(self, held: Iterable[HeldOutcome]) -> None:
-        """Takes over the outcomes of an earlier engine; may exceed the bound, so that none is lost."""
+    def restore(self, held: Iterable[HeldOutcome], on_settled: Callable[[], None] = lambda: None) -> None:
+        """Takes over the outcomes of an earlier engine; may exceed the bound, so that none is lost.
+        `on_settled`: called when all of them are acknowledged."""
+        self._on_settled = on_settled
         for entry in held:
             self._held.setdefault(entry.outcome.sequence_id, entry)
             self._restored.add(entry.outcome.sequence_id)

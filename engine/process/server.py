@@ -115,7 +115,7 @@ def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
     path = options.data_dir / f"{options.engine_id}.outcomes"
     store = OutcomeStore()
     try:
-        store.restore(read_outcomes(path))
+        store.restore(read_outcomes(path), on_settled=lambda: path.unlink(missing_ok=True))
     except OutcomesUnreadable as error:
         # Never overwrite what a person may still be able to read.
         kept = path.rename(path.with_name(f"{path.name}.damaged-{int(time.time())}"))
@@ -133,7 +133,6 @@ def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
         store,
         orphan_s=options.orphan_s,
         clock=time.monotonic,
-        on_restored_settled=lambda: path.unlink(missing_ok=True),
         on_tick=tick,
         spans=spans,
     )

@@ -6,16 +6,11 @@ The choices stay the objects that they are: nothing waits anew, and no counter b
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from engine.messages import EngineKnobs
 from engine.scheduling.options import AUTO, MOST_PROMPTS, PolicyOptions
 from engine.scheduling.policy import Policy, make_policy
-
-TURNED = ("slots", "max_num_partial_prefills", "limits", "permille", "memory")
-"""What choices call the numbers that knobs turn, or what holds them."""
-
-Choice = TypeVar("Choice")
 
 
 def check_knobs(knobs: EngineKnobs) -> None:
@@ -36,7 +31,7 @@ def turned_options(options: PolicyOptions, knobs: EngineKnobs, max_sequences: in
     changes: dict[str, Any] = {}
     if knobs.slot_share < 1:
         slots = max(1, round(knobs.slot_share * max_sequences))
-        # `auto` goes on beside a knob: `is_auto` is not among `TURNED`.
+        # `auto` goes on beside a knob: `TokenFair.turned` keeps it.
         is_free = options.slots in (AUTO, 0)
         changes["slots"] = slots if is_free else min(slots, int(options.slots))
     if knobs.partial_prefills is not None:
@@ -51,16 +46,5 @@ def turned(policy: Policy, knobs: EngineKnobs, max_sequences: int) -> Policy:
     """The policy with its choices as the knobs say, stateful ones the same objects. Raises ValueError."""
     fresh = make_policy(policy.name, turned_options(policy.options, knobs, max_sequences))
     return replace(
-        policy,
-        admit=_with_numbers(policy.admit, fresh.admit),
-        compose=_with_numbers(policy.compose, fresh.compose),
+        policy, admit=policy.admit.turned(fresh.admit), compose=policy.compose.turned(fresh.compose)
     )
-
-
-def _with_numbers(choice: Choice, fresh: Choice) -> Choice:
-    numbers = {name: getattr(fresh, name) for name in TURNED if hasattr(choice, name)}
-    if type(choice).__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        return replace(choice, **numbers)  # type: ignore[type-var]
-    for name, number in numbers.items():
-        setattr(choice, name, number)
-    return choice

@@ -16,10 +16,6 @@ DEFAULT_BATCHED_TOKENS = 2048
 MAX_SEQUENCES = 128
 
 
-class UnknownTemplate(ValueError):
-    """No template has this name; the message lists those that exist."""
-
-
 @dataclass(frozen=True, slots=True)
 class TemplateSettings:
     """What a template sets. The policy is first come, first served; another one takes the options as well."""
@@ -64,9 +60,9 @@ TEMPLATES: dict[str, Callable[[int], TemplateSettings]] = {
 
 
 def template(name: str, context_tokens: int) -> TemplateSettings:
-    """Settings of template `name` for a model's context. Raises `UnknownTemplate`, and ValueError below 1."""
+    """Settings of template `name` for a model's context. Raises `ValueError`, also below 1."""
     if name not in TEMPLATES:
-        raise UnknownTemplate(f"no template {name!r}; there are {', '.join(sorted(TEMPLATES))}")
+        raise ValueError(f"no template {name!r}; there are {', '.join(sorted(TEMPLATES))}")
     if context_tokens < 1:
         raise ValueError(f"context_tokens must be at least 1, not {context_tokens}")
     return TEMPLATES[name](context_tokens)

@@ -17,9 +17,8 @@ from engine.core.core import EngineConfig, EngineCore, StepResult
 from engine.core.model_runner import Sampled, StepOutput, StepWork
 from engine.grammar.compiler import Grammars
 from engine.messages import ModelInfo, Refused, SamplingParams, StepTime, Submit
-from engine.scheduling.room import attended_tokens
 from engine.step_time.model import PRIOR, predict_step_s
-from engine.virtual.step_shapes import PaddedShapes
+from engine.virtual.step_shapes import PlainShapes, Shapes
 
 EOS_TOKEN_ID = 0
 VOCABULARY = 1024
@@ -71,10 +70,9 @@ class VirtualRunner:
         swap_block_s: float = 0.0,
         swap_base_s: float = 0.0,
         audit: bool = False,
-        padded: bool = False,
-        keeps_rows: bool = False,
+        shapes: Shapes | None = None,
     ) -> None:
-        """`padded`, `keeps_rows`: steps take the time of `PaddedShapes`."""
+        """`shapes`: how steps are padded, by default not at all."""
         self.info = ModelInfo(
             model_id="virtual",
             architecture="virtual",
@@ -99,7 +97,7 @@ class VirtualRunner:
         self._clock = clock
         self._step_time = step_time
         self._lengths: dict[str, int] = {}
-        self._padded = PaddedShapes(keeps_rows) if padded or keeps_rows else None
+        self._shapes = shapes or PlainShapes()
         self._slots: list[int] | None = [0] * (num_blocks * block_tokens) if audit else None
 
     def set_length(self, sequence_id: str, output_tokens: int) -> None:
@@ -110,18 +108,13 @@ class VirtualRunner:
         """Computes the step: nothing overlaps on a virtual clock."""
         for start in work.starts:
             self._rows[start.row] = _VirtualRow(start.sequence_id, start.num_prompt_tokens, start.seed)
-        tokens = sum(work.num_tokens)
-        context = sum(map(attended_tokens, work.positions, work.num_tokens))
         rows = [self._rows[row] for row in work.rows]
-        num_rows = len(rows)
-        if self._padded is not None:
-            ids = [row.sequence_id for row in rows]
-            shape = self._padded.of(zip(ids, work.positions, work.num_tokens, strict=True))
-            self._padded.note(shape, tokens, 1)
-            tokens = shape.prompt_tokens + shape.decode_tokens
-            context = shape.prompt_context + shape.decode_context
-            num_rows = shape.rows
-        self._clock.advance(predict_step_s(self._step_time, tokens, context, num_rows))
+        ids = [row.sequence_id for row in rows]
+        shape = self._shapes.of(zip(ids, work.positions, work.num_tokens, strict=True))
+        self._shapes.note(shape, sum(work.num_tokens), 1)
+        tokens = shape.prompt_tokens + shape.decode_tokens
+        context = shape.prompt_context + shape.decode_context
+        self._clock.advance(predict_step_s(self._step_time, tokens, context, shape.rows))
         if self._slots is not None:
             for number, index, block in work.blocks:
                 self._rows[number].block_table[index:] = [block]
@@ -161,7 +154,7 @@ class VirtualRunner:
     @property
     def padded_tokens(self) -> int:
         """Padding: positions of padded steps without a token."""
-        return self._padded.padded_tokens if self._padded is not None else 0
+        return self._shapes.padded_tokens
 
     def copy_out(self, pairs: SequenceOf[tuple[int, int]]) -> None:
         """Takes the time of half a round trip; with `audit` the numbers are copied, too."""

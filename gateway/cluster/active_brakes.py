@@ -14,7 +14,7 @@ from contextlib import suppress
 from engine.messages import TIER_RANKS
 from engine.scheduling.brakes import Brakes
 from gateway.deps import GatewayDeps
-from gateway.flow.control_rules import Knob
+from gateway.flow.knobs import Knob
 from gateway.pools.control_loop import ControlLoop
 from gateway.pools.pool import ModelPool
 from gateway.upstream.base import Upstream

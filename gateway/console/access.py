@@ -164,7 +164,7 @@ async def _visit(request: Request, gateway: Gateway, lines: Collection[str]) -> 
         form_cookie or secrets.token_urlsafe(32),
         not form_cookie,
         Actor(LINK, *origin_and_ids(request.scope, gateway)),
-        request.app.state.resources,
+        deps.resources,
     )
 
 

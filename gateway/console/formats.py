@@ -8,6 +8,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 from markupsafe import Markup
 
+from tenants.audit.field_changes import changes
+
 MICROSECONDS = 1_000_000
 NANO = 1_000_000_000
 NONE = "–"
@@ -134,4 +136,5 @@ FILTERS = {
     "seconds": seconds,
     "percent": percent,
     "browser": browser,
+    "changes": changes,
 }

@@ -60,7 +60,6 @@ HANDLERS = [
     *usage_check.HANDLERS,
     *recovery.HANDLERS,
     *upstreams.HANDLERS,
-    *audit.HANDLERS,
     *settings.HANDLERS,
     *alerts.HANDLERS,
     *webhook.HANDLERS,
@@ -68,7 +67,12 @@ HANDLERS = [
     *what_if.HANDLERS,
     *assets.HANDLERS,
 ]
-PARTS = {"refusals": refused.PARTS, "requests/ended": ended.PARTS, "slo/misses": misses.PARTS}
+PARTS = {
+    "refusals": refused.PARTS,
+    "requests/ended": ended.PARTS,
+    "slo/misses": misses.PARTS,
+    "audit": audit.PARTS,
+}
 """By a resource's plural: what its page shows beside rows."""
 
 

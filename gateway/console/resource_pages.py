@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from litestar import Response
@@ -30,11 +31,12 @@ from gateway.routes.context import admin_of
 from gateway.routes.resource_routes import given_in
 from gateway.routes.views.resource_rows import json_of
 from tenants.admin.cursor import MAX_PAGE, Page
+from tenants.directory.records import to_us
 from tenants.errors import PreconditionFailed
 from tenants.fields import command_of, fields_of
 from tenants.resources import resource as declared
 from tenants.resources.reading import query_of, read_page
-from tenants.resources.resource import ActCall, Json, Kind, Resource, ResourceAct
+from tenants.resources.resource import ActCall, Form, Json, Kind, Resource, ResourceAct
 
 SHOWN = 50
 
@@ -100,7 +102,7 @@ class ResourcePages:
 
     async def _asked(self, request: Request) -> tuple[Filters, TenantScope]:
         known = declared.filters_of(self.resource.query)
-        filters = filters_of(request, self.resource.page_path, [one.name for one in known])
+        filters = filters_of(request, self.resource.page_path, [one.page_name for one in known])
         if not any(one.filter.kind is Kind.TENANT for one in known):
             return filters, TenantScope(None, "", ())
         return filters, await tenant_scope(request, filters.get("tenant"))
@@ -112,7 +114,7 @@ class ResourcePages:
         given: dict[str, Any] = given_in(typed, self.resource.query)
         for one in declared.filters_of(self.resource.query):
             if one.filter.kind in (Kind.SINCE, Kind.UNTIL):
-                given[one.field] = filters.instant(one.name)
+                given[one.field] = filters.instant(one.page_name)
             elif one.filter.kind is Kind.TENANT:
                 given[one.field] = scope.wanted
         # A member's tenant is not a filter where the tenant has a view of its own.
@@ -140,8 +142,7 @@ class ResourcePages:
         resource, path, newer = self.resource, self.resource.page_path, ""
         rows = [] if page is None else await self._shown(request, page)
         if page is not None and self._has_times:
-            newest_us = resource.sort_key(page.rows[0])[0] if page.rows else None
-            assert newest_us is None or isinstance(newest_us, int)
+            newest_us = _at_us(resource, rows[0]) if rows else None
             newer = newer_than(path, filters.values, newest_us, is_first=filters.cursor is None)
         visit = visit_of(request)
         acts = [act for act in resource.acts if visit.person.may_somewhere(act.act)]
@@ -163,6 +164,12 @@ class ResourcePages:
             done=said(request, {act.verb: f"Done: {act.summary.lower()}." for act in resource.acts}),
             **self.parts.words | (summary or {}),
         )
+
+
+def _at_us(resource: Resource[Any], row: Json) -> int:
+    """Of a row as shown: its first instant."""
+    at = row[next(part.name for part in resource.shown if part.form is Form.INSTANT)]
+    return at if isinstance(at, int) else to_us(datetime.fromisoformat(at))
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,7 @@ class Dispatcher:
             self._changed(upstream)
 
     def _left(self, upstream: Upstream) -> None:
-        self.flow.lost(upstream.replica_id)
+        self.flow.placement.scorer.forget(upstream.replica_id)
         self._backend.member(upstream.replica_id, is_out=True)
         self.pump_soon()
 
@@ -241,7 +241,7 @@ class Dispatcher:
     def _changed(self, upstream: Upstream) -> None:
         """The upstream came up, was drained or resumed, or was lost: then its cache is empty."""
         if not upstream.is_up:
-            self.flow.lost(upstream.replica_id)
+            self.flow.placement.scorer.forget(upstream.replica_id)
         if upstream in self._upstreams:
             self._backend.member(upstream.replica_id, is_out=upstream.is_drained)
         self._refuse_unable()
@@ -265,7 +265,7 @@ class Dispatcher:
         if offered == self._offered:
             return
         self._offered = offered
-        for ticket in list(self.flow.tickets()):
+        for ticket in list(self.flow.queue.tickets()):
             if (lacking := self._lacking(ticket)) is not None:
                 self._fail(ticket.entry.entry_id, CapabilityLost(lacking))
 
@@ -342,7 +342,7 @@ class Dispatcher:
             self._down_since_s = now_s
         elif now_s - self._down_since_s >= self._engine_grace_s:
             # What ran before waits until its own deadline: an engine may come back for it.
-            new = [ticket.entry.entry_id for ticket in self.flow.tickets() if ticket.before is None]
+            new = [ticket.entry.entry_id for ticket in self.flow.queue.tickets() if ticket.before is None]
             for entry_id in new:
                 self._fail(entry_id, self.no_engine())
         self.pump()

@@ -12,13 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gateway.config import AGEING_S, GatewayConfig
+from gateway.config import GatewayConfig
 from gateway.flow.controller import FlowController
-from gateway.flow.shared.codec import PoolRule, never_is_zero
+from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.shared.protocol import PoolSession
 from gateway.upstream.replica_set import ReplicaSet
-from tenants.types import Tier
 
 if TYPE_CHECKING:
     from gateway.dispatch.control_feed import ControlFeed
@@ -47,7 +46,8 @@ class QueueSharing:
         # Only here, because Redis is an extra.
         from gateway.dispatch.redis_queue import RedisQueue
 
-        session = PoolSession(mirror, _rule(config), secrets.randbits(40))
+        rule = PoolRule.of(mirror.settings, round(config.gateway_stale_s * 1e6))
+        session = PoolSession(mirror, rule, secrets.randbits(40))
         pool = hashlib.sha256(model.encode()).hexdigest()[:24]
         queue = RedisQueue(
             self.redis_url, pool, self.gateway_id, session, clock, may_go_alone=self.may_go_alone
@@ -71,18 +71,3 @@ class QueueSharing:
             if passenger is not None:
                 return passenger
         return None
-
-
-def _rule(config: GatewayConfig) -> PoolRule:
-    return PoolRule(
-        max_queued=config.max_queued,
-        max_queued_per_tenant=config.max_queued_per_tenant,
-        lookahead_sequences=config.lookahead_sequences,
-        kv_window=config.kv_window,
-        stale_us=round(config.gateway_stale_s * 1e6),
-        ageing_s=never_is_zero(AGEING_S[tier] for tier in Tier),
-        share_sequences=config.long_share_sequences,
-        share_kv=config.long_share_kv,
-        batch_share=config.batch_share,
-        reservation_burst_s=config.reservation_burst_s,
-    )

@@ -18,7 +18,7 @@ def engine_loads(
     flow: FlowController, upstreams: Iterable[Upstream], step_time_of: Callable[[Upstream], StepTime]
 ) -> list[EngineLoad]:
     by_replica: dict[str, list[InFlight]] = {}
-    for flight in flow.in_flight():
+    for flight in flow.in_flight:
         by_replica.setdefault(flight.replica_id, []).append(flight)
     loads: list[EngineLoad] = []
     for upstream in upstreams:
@@ -32,11 +32,11 @@ def engine_loads(
                 step_time=step_time_of(upstream),
                 max_sequences=ready.max_sequences,
                 max_batched_tokens=ready.max_batched_tokens,
-                window_sequences=flow.window.places(ready.max_sequences),
-                window_kv_tokens=int(kv_tokens * flow.window.kv_window),
+                window_sequences=flow.placement.window.places(ready.max_sequences),
+                window_kv_tokens=int(kv_tokens * flow.placement.window.kv_window),
                 decode_slots=upstream.snapshot.decode_slots if upstream.snapshot else 0,
                 flights=flights_of(by_replica.get(upstream.replica_id, []), upstream.snapshot),
-                brakes=flow.brakes,
+                brakes=flow.knobs.brakes,
                 pauses=bool(ready.policy),  # other servers name none
             )
         )

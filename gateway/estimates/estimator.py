@@ -268,8 +268,8 @@ class Estimator:
             TIER_RANKS[tier],
             sequences,
             output_tokens,
-            self._flow.tickets(),
-            self._flow.in_flight(),
+            self._flow.queue.tickets(),
+            self._flow.in_flight,
             sum(
                 upstream.ready.max_sequences
                 for upstream in self._upstreams
@@ -367,7 +367,7 @@ class Estimator:
         flights = {
             flight.entry.entry_id: flight.emitted_tokens for load in engines for flight in load.flights
         }
-        dispatched = self._flow.dispatched
+        dispatched = self._flow.in_flight
         in_flight = [flight for entry_id in flights if (flight := dispatched.get(entry_id)) is not None]
         for ticket, foreseen in [
             *((ticket, None) for ticket in tickets),

@@ -332,7 +332,7 @@ class ForecastCache:
         return _Moment([self._ahead(rank) for rank in RANKS], len(self._flow))
 
     def _ahead(self, rank: int) -> int:
-        return self._flow.queued_up_to(rank) + self._flow.num_in_flight + self.on_the_way.up_to(rank)
+        return self._flow.queued_up_to(rank) + len(self._flow.in_flight) + self.on_the_way.up_to(rank)
 
     def _since_then(
         self, tenant_id: str, weight: float, rank: int, quoted: Sequence[QueueEntry] = ()
@@ -343,7 +343,7 @@ class ForecastCache:
         since = self._then.since.with_quoted(quoted) if quoted else self._then.since
         if not since:
             return Since(more, more) if more else NOTHING_SINCE
-        waiting = self._flow.num_waiting(tenant_id, rank) if self._flow.is_by_tenant else None
+        waiting = self._flow.tenants.queued(tenant_id)[rank] if self._flow.queue.tiers.is_by_tenant else None
         return since.ahead_of(tenant_id, weight, rank, more=more, own_waiting=waiting, quoted=len(quoted))
 
     def _replay(self, picture: Picture, started_s: float) -> Surface:
@@ -366,12 +366,12 @@ class ForecastCache:
         self._note_arrivals()
         sequences: dict[str, int] = {}
         kv_tokens: dict[str, int] = {}
-        tickets = [*self._flow.tickets(), *self.on_the_way.tickets()]
+        tickets = [*self._flow.queue.tickets(), *self.on_the_way.tickets()]
         for ticket in tickets:
             kv_tokens[ticket.entry.entry_id] = ticket.kv_tokens
             if ticket.sequences > 1:
                 sequences[ticket.entry.entry_id] = ticket.sequences
-        for flight in self._flow.in_flight():
+        for flight in self._flow.in_flight:
             sequences[flight.ticket.entry.entry_id] = flight.ticket.sequences
         engines = self._loads()
         counters = self._flow.counters.clone()

@@ -25,10 +25,6 @@ START_AGAIN_S = 5.0
 log = logging.getLogger("fairgate.gateway.estimates")
 
 
-class ReplayFailed(Exception):
-    """No surface came of a picture."""
-
-
 class ReplayProcess:
     """Use from one event loop."""
 
@@ -38,7 +34,7 @@ class ReplayProcess:
         self._not_before_s = float("-inf")
 
     def submit(self, picture: Picture) -> asyncio.Task[Surface]:
-        """The task raises `ReplayFailed`. The picture is copied now."""
+        """The task raises `RuntimeError`. The picture is copied now."""
         return asyncio.create_task(self._surface(pickle.dumps(picture)), name="replay")
 
     async def close(self) -> None:
@@ -57,9 +53,9 @@ class ReplayProcess:
                 await self.close()
                 self._not_before_s = asyncio.get_running_loop().time() + START_AGAIN_S
                 log.warning("the process that replays queues failed, and is started again: %r", error)
-                raise ReplayFailed(str(error)) from error
+                raise RuntimeError(str(error)) from error
         if isinstance(answer, str):
-            raise ReplayFailed(answer)
+            raise RuntimeError(answer)
         return answer
 
     async def _ask(self, content: bytes) -> Surface | str:

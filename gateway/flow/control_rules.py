@@ -29,9 +29,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import isfinite, isnan
 
-from gateway.flow.deadline_check import FIRM, LENIENT, STRICT
+from gateway.flow.deadline_check import FIRM, LENIENT
+from gateway.flow.knobs import DEFAULT_BOUNDS, Bounds, Knob
 
 MAX_MOVES = 1_000
 HANDED_ON_MOVES = 16
@@ -50,78 +50,6 @@ class ControlMode(StrEnum):
     OFF = "off"
     ADVICE = "advice"
     ACTING = "acting"
-
-
-class Knob(StrEnum):
-    BATCH_CAP = "batch_cap"
-    """Share of an engine's sequences that may run."""
-    TOKEN_BUDGET = "token_budget"
-    """Share of the tokens of a step."""
-    LOOKAHEAD = "lookahead"
-    """Sequences sent beyond the engine's places."""
-    AGEING = "ageing"
-    """Factor on the times after which requests move up."""
-    ADMISSION = "admission"
-    """Factor on the expected time (p90); a request that would then miss its target is refused; 0: none is."""
-    EARLY_REFUSAL = "early_refusal"
-    """Factor on the expected wait that admission compares with a deadline: above 1 it refuses earlier."""
-    BATCH_SHARE = "batch_share"
-    """Share of an engine that the batch tier may hold."""
-    RESERVE_QUANTILE = "reserve_quantile"
-    """Of the predicted output, held before a request runs."""
-    PREFIX_WEIGHT = "prefix_weight"
-    """How much routing goes by what is cached."""
-    QUOTA = "quota"
-    """How far batch token buckets refill above the set rate, as a share of the way to their ceiling."""
-    SLOTS = "slots"
-    """Share of an engine's sequences that a step gives decode tokens to; 1: all that its tokens allow."""
-    PARTIAL_PREFILLS = "partial_prefills"
-    """Prompts of a tenant that may be unfinished."""
-    LONG_SHARE = "long_share"
-    """Share of an engine that the long lane may hold."""
-    RESERVE_PERMILLE = "reserve_permille"
-    """Thousandths of the predicted remaining output for which memory is set aside at admission."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    lowest: float
-    rest: float
-    """The operator's position, to which it returns."""
-    highest: float
-    step: float
-    """Of one move."""
-
-    def __post_init__(self) -> None:
-        if not (self.lowest <= self.rest <= self.highest and self.step > 0 and isfinite(self.step)):
-            raise ValueError(
-                f"a knob needs lowest <= rest <= highest and a positive step, not {self.lowest} <="
-                f" {self.rest} <= {self.highest} by {self.step}"
-            )
-
-    def within(self, value: float) -> float:
-        """The nearest valid position; the resting one for NaN."""
-        return self.rest if isnan(value) else min(self.highest, max(self.lowest, value))
-
-
-DEFAULT_BOUNDS: Mapping[Knob, Bounds] = {
-    # In order of rank: only one may turn back in a minute.
-    Knob.ADMISSION: Bounds(0.0, 0.0, STRICT, STRICT),
-    Knob.BATCH_CAP: Bounds(0.25, 1.0, 1.0, 0.125),
-    Knob.TOKEN_BUDGET: Bounds(0.25, 1.0, 1.0, 0.125),
-    Knob.LOOKAHEAD: Bounds(0.0, 2.0, 8.0, 1.0),
-    Knob.AGEING: Bounds(0.25, 1.0, 1.0, 0.25),
-    Knob.EARLY_REFUSAL: Bounds(1.0, 1.0, 2.0, 0.25),
-    Knob.BATCH_SHARE: Bounds(0.1, 1.0, 1.0, 0.15),
-    Knob.RESERVE_QUANTILE: Bounds(0.5, 0.9, 0.99, 0.1),
-    Knob.PREFIX_WEIGHT: Bounds(0.0, 1.0, 4.0, 0.5),
-    Knob.QUOTA: Bounds(0.0, 0.0, 1.0, 0.25),
-    # No rule moves these: a learned table says where they rest.
-    Knob.SLOTS: Bounds(0.25, 1.0, 1.0, 0.25),
-    Knob.PARTIAL_PREFILLS: Bounds(1.0, 4.0, 16.0, 1.0),
-    Knob.LONG_SHARE: Bounds(0.1, 0.5, 1.0, 0.1),
-    Knob.RESERVE_PERMILLE: Bounds(0.0, 500.0, 1000.0, 125.0),
-}
 
 
 @dataclass(frozen=True, slots=True)

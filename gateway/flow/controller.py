@@ -6,8 +6,7 @@ of dispatch is in `dispatch_rules.py`; here is the state.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from msgspec.structs import replace as replace_fields
@@ -20,10 +19,11 @@ from engine.scheduling.tiers import TieredQueue
 from gateway.flow.dispatch_log import DispatchLog, LogRecord, Waiting
 from gateway.flow.dispatch_rules import RESERVED_RANK, DispatchRules
 from gateway.flow.in_flight import InFlightRequests, Serials
-from gateway.flow.lanes import LONG, ORDINARY, LaneRule
+from gateway.flow.knobs import Knob, QueueKnobs, QueueSettings
+from gateway.flow.lanes import LONG, ORDINARY
 from gateway.flow.learned.switch import ArrivalTrend
 from gateway.flow.mclock import MclockReservations
-from gateway.flow.placement import LeastLoaded, Placement, Scorer
+from gateway.flow.placement import Placement, Scorer
 from gateway.flow.queue import RequestQueue
 from gateway.flow.tenant_stats import TenantFlow, TenantFlows, TenantLine, tokens_ahead
 from gateway.flow.types import (
@@ -38,7 +38,7 @@ from gateway.flow.types import (
     Ticket,
     TokensAhead,
 )
-from gateway.flow.window import NUM_RANKS, Replica, ReplicaLoad, WindowRule
+from gateway.flow.window import Replica
 
 __all__ = [
     "Dispatch",
@@ -50,9 +50,6 @@ __all__ = [
     "Ticket",
 ]
 
-NEVER_S = (math.inf,) * NUM_RANKS
-RESERVATION_BURST_S = 10.0
-
 
 class FlowController:
     """The queue in front of all replicas of a model."""
@@ -61,111 +58,35 @@ class FlowController:
         self,
         order_name: str,
         counters: ServiceCounters,
-        *,
-        max_queued: int,
-        max_queued_per_tenant: int,
-        queue_ttl_s: Sequence[float],
-        window: WindowRule,
-        log_records: int,
-        ageing_s: Sequence[float] = NEVER_S,
-        lanes: LaneRule | None = None,
-        reservation_burst_s: float = RESERVATION_BURST_S,
+        settings: QueueSettings,
         scorer: Scorer | None = None,
     ) -> None:
-        """`queue_ttl_s`, `ageing_s`: by tier rank; `scorer`: least loaded by default. Raises `ValueError`."""
+        """`scorer`: least loaded by default. Raises `ValueError`."""
         self.counters = counters
         self.order_name = order_name
-        self.log = DispatchLog(log_records)
+        self.settings = settings
+        self.log = DispatchLog(settings.log_records)
         self.arrivals = ArrivalTrend()
-        self._max_queued = max_queued
-        self._max_queued_per_tenant = max_queued_per_tenant
-        self._ageing_s = tuple(ageing_s)
-        self._ageing_factor = 1.0
-        lanes = self._lanes = lanes or LaneRule()
-        self._own_long_shares = lanes.share_sequences, lanes.share_kv
-        self.queue = RequestQueue(
-            order_name, counters, lanes=lanes, ageing_s=ageing_s, queue_ttl_s=queue_ttl_s, lag=self._lag
-        )
-        self.placement = Placement(window, lanes, scorer or LeastLoaded())
-        self._reservations = MclockReservations(reservation_burst_s)
-        self.dispatched = InFlightRequests(counters, self.placement, self._reservations)
-        self._tenants = TenantFlows()
-        self._rules = DispatchRules(self.queue, self.placement, self._reservations, self._tenants)
-        self._serials = Serials()
+        self.knobs = settings.rests
+        """Changed by `turn` and `set_brakes` alone."""
+        self.queue = RequestQueue(order_name, counters, settings, lag=self._lag)
+        self.placement = Placement(settings, scorer or Scorer())
+        self._reservations = MclockReservations(settings.reservation_burst_s)
+        self.in_flight = InFlightRequests(counters, self.placement, self._reservations)
+        self.tenants = TenantFlows()
+        self._rules = DispatchRules(self.queue, self.placement, self._reservations, self.tenants)
+        self.serials = Serials()
         self._dispatch_interval_s = 1.0
         self._last_dispatch_s: float | None = None
 
-    @property
-    def window(self) -> WindowRule:
-        """How far ahead of the engines requests are sent."""
-        return self.placement.window
-
-    @window.setter
-    def window(self, window: WindowRule) -> None:
-        self.placement.window = window
-
-    @property
-    def ageing_factor(self) -> float:
-        """Factor on ageing times; below 1 requests move up sooner. What moved up stays."""
-        return self._ageing_factor
-
-    @ageing_factor.setter
-    def ageing_factor(self, factor: float) -> None:
-        self._ageing_factor = factor
-        self._set_ageing()
-
-    @property
-    def batch_share(self) -> float:
-        """Of a replica's sequences and KV cache, for the lowest tier."""
-        return self.placement.lanes.batch_share
-
-    @batch_share.setter
-    def batch_share(self, share: float) -> None:
-        self.placement.lanes = replace(self.placement.lanes, batch_share=share)
-
-    @property
-    def long_share(self) -> float:
-        """Of a replica's sequences and KV cache, for the long lane of a tier."""
-        return self.placement.lanes.share_sequences
-
-    @long_share.setter
-    def long_share(self, share: float) -> None:
-        """The operator's share of sequences brings the one of the KV cache back with it."""
-        sequences, kv = self._own_long_shares
-        self.placement.lanes = replace(
-            self.placement.lanes, share_sequences=share, share_kv=kv if share == sequences else share
-        )
-
-    @property
-    def brakes(self) -> Brakes:
-        return self.placement.brakes
+    def turn(self, knob: Knob, value: float) -> None:
+        """Turns one of `QUEUE_KNOBS`. Raises `ValueError` for a share outside (0, 1]."""
+        self._turn(self.knobs.turned(knob, value))
 
     def set_brakes(self, brakes: Brakes, now_s: float) -> None:
         """Replaces all brakes. A braked tier does not age, and what has moved up from it goes back."""
-        self.placement.brakes = brakes
-        self._set_ageing()
+        self._turn(replace(self.knobs, brakes=brakes))
         self.queue.take_back(brakes.shares.keys(), now_s)
-
-    @property
-    def long_tokens(self) -> int:
-        """Longer requests wait in the long lane of their tier."""
-        return self._lanes.long_tokens
-
-    @long_tokens.setter
-    def long_tokens(self, tokens: int) -> None:
-        self._lanes = self.queue.lane_rule = replace(self._lanes, long_tokens=tokens)
-
-    @property
-    def prefix_weight(self) -> float:
-        return self.placement.scorer.prefix_weight
-
-    @prefix_weight.setter
-    def prefix_weight(self, weight: float) -> None:
-        self.placement.scorer.prefix_weight = weight
-
-    @property
-    def wants_prefixes(self) -> bool:
-        return self.placement.scorer.wants_prefixes
 
     def set_order(self, order_name: str) -> None:
         """Applies to waiting requests, too. Raises `UnknownPolicy`."""
@@ -177,10 +98,10 @@ class FlowController:
     def enqueue(self, ticket: Ticket, now_s: float) -> QueueFull | None:
         """Raises `ValueError` for a known id."""
         entry = ticket.entry
-        if entry.entry_id in self.queue or entry.entry_id in self.dispatched:
+        if entry.entry_id in self.queue or entry.entry_id in self.in_flight:
             raise ValueError(f"request {entry.entry_id} is here already")
         self.arrivals.arrived(now_s)
-        self._tenants.of(entry)  # known from now on, also where it is refused
+        self.tenants.of(entry)  # known from now on, also where it is refused
         full = self.full(entry.tenant_id)
         if full is None:
             self._line_up(ticket, now_s)
@@ -188,10 +109,11 @@ class FlowController:
 
     def full(self, tenant_id: str) -> QueueFull | None:
         """Why another request of the tenant would be refused now; None: there is room."""
-        if self._tenants.num_queued(tenant_id) >= self._max_queued_per_tenant:
-            return QueueFull(True, self._max_queued_per_tenant, self._retry_after_s())
-        if len(self.queue) >= self._max_queued:
-            return QueueFull(False, self._max_queued, self._retry_after_s())
+        settings = self.settings
+        if self.tenants.num_queued(tenant_id) >= settings.max_queued_per_tenant:
+            return QueueFull(True, settings.max_queued_per_tenant, self._retry_after_s())
+        if len(self.queue) >= settings.max_queued:
+            return QueueFull(False, settings.max_queued, self._retry_after_s())
         return None
 
     def put_back(
@@ -205,7 +127,7 @@ class FlowController:
         """A running request has to go on elsewhere: it is charged what it had (all in all), and the rest
         waits at the head of its tenant's line, whatever is full. `expires_s`: as `Ticket.expires_s`. None if
         it does not run."""
-        flight = self.dispatched.get(entry_id)
+        flight = self.in_flight.get(entry_id)
         if flight is None:
             return None
         ticket, entry = flight.ticket, flight.ticket.entry
@@ -249,7 +171,7 @@ class FlowController:
         self._note("leave", before.entry, now_s, self._counter(before.entry))
         ticket = self.queue.move(entry_id, tier, now_s, deadlines_s)
         assert ticket is not None, "it waited a moment ago"
-        queued = self._tenants.of(ticket.entry).queued
+        queued = self.tenants.of(ticket.entry).queued
         queued[before.entry.tier] -= 1
         queued[tier] += 1
         self._reservations.moves(ticket.entry.tenant_id, before.entry.tier, tier, now_s)
@@ -295,7 +217,7 @@ class FlowController:
         )
         self._leave(ticket)
         by_reservation = reason is Reason.RESERVATION
-        displaced = self.dispatched.displaced_by(rank, ticket.sequences, ticket.kv_tokens, replica)
+        displaced = self.in_flight.displaced_by(rank, ticket.sequences, ticket.kv_tokens, replica)
         flight = InFlight(
             ticket,
             replica.replica_id,
@@ -307,15 +229,15 @@ class FlowController:
             is_long=lane == LONG,
             by_reservation=by_reservation,
         )
-        self.dispatched.begin(flight, replica, now_s)
+        self.in_flight.begin(flight, replica, now_s)
         self.queue.tiers.had_turn(entry.tenant_id, band, lane)
-        self._tenants.dispatched(entry)
+        self.tenants.dispatched(entry)
         if self._last_dispatch_s is not None:
             gap_s = now_s - self._last_dispatch_s
             self._dispatch_interval_s += 0.1 * (gap_s - self._dispatch_interval_s)
         self._last_dispatch_s = now_s
         counter = self.queue.tiers.counter(entry.tenant_id, band, lane)
-        had = counter - self.dispatched.ahead.of(entry.tenant_id)
+        had = counter - self.in_flight.ahead.of(entry.tenant_id)
         if by_reservation:
             # At the engine it must not stand behind requests that wait here: those would be sent for ever.
             counter = int(min(counter, self.queue.lowest_counter(RESERVED_RANK, now_s)))
@@ -329,7 +251,7 @@ class FlowController:
             displaced,
             reason is Reason.OWED,
             had,
-            self.serial(replica.replica_id, replica.life, entry.tenant_id, rank),
+            self.serials.of(replica.replica_id, replica.life, entry.tenant_id, rank),
             replica.life,
         )
 
@@ -337,22 +259,22 @@ class FlowController:
 
     def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
         """`output_tokens` so far, all sequences together; charges what exceeds the prediction."""
-        flight = self.dispatched.get(entry_id)
+        flight = self.in_flight.get(entry_id)
         if flight is not None:
             output_tokens -= flight.ticket.had[1]
             is_first = flight.output_tokens == 0 < output_tokens
-            emitted = self.dispatched.progress(entry_id, output_tokens, live_sequences)
-            self._tenants.emitted(flight.ticket.entry, emitted, is_first=is_first)
+            emitted = self.in_flight.progress(entry_id, output_tokens, live_sequences)
+            self.tenants.emitted(flight.ticket.entry, emitted, is_first=is_first)
 
     def foresee(self, entry_id: str, foreseen_tokens: tuple[int, int], now_s: float) -> None:
         """The engine's forecast of the whole output (p50, p90): corrects charge and holdings."""
-        flight = self.dispatched.get(entry_id)
+        flight = self.in_flight.get(entry_id)
         if flight is None:
             return
         announced, entry, before = flight.announced_cost, flight.ticket.entry, flight.ticket.had[1]
         foreseen_tokens = foreseen_tokens[0] - before, foreseen_tokens[1] - before
         counter = self._running_counter(flight)
-        self.dispatched.foresee(flight, foreseen_tokens)
+        self.in_flight.foresee(flight, foreseen_tokens)
         if flight.charged_cost != announced:
             self._note("correct", entry, now_s, counter, flight.replica_id, cost=flight.charged_cost)
 
@@ -361,15 +283,15 @@ class FlowController:
         `progress`. A lift is the engine's for a tenant that asks for less than its share."""
         for tenant_id, share in service.items():
             cost = cost_of(share.computed_tokens, share.emitted_tokens)
-            self.dispatched.serve(tenant_id, scaled(cost, self._tenants.weight(tenant_id)))
-            self._serials.note(replica_id, life, tenant_id, share.serials)
+            self.in_flight.serve(tenant_id, scaled(cost, self.tenants.weight(tenant_id)))
+            self.serials.note(replica_id, life, tenant_id, share.serials)
             for tier, amount in share.lifts.items():
                 self.queue.raise_by(tenant_id, tier, amount)
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
         """Corrects the charge to what was really computed and emitted, all in all. One that was put back, and
         ended where it was before its turn came, is charged what it had meanwhile."""
-        ticket, flight = self.ticket(entry_id), self.dispatched.get(entry_id)
+        ticket, flight = self.ticket(entry_id), self.in_flight.get(entry_id)
         if ticket is None or (flight is None and ticket.before is None):
             return
         entry = ticket.entry
@@ -382,54 +304,18 @@ class FlowController:
             self._note("settle", entry, now_s, counter, cost=cost)
             return
         counter, beyond = self._running_counter(flight), flight.beyond_cost
-        cost = self.dispatched.finish(flight, input_tokens, output_tokens, now_s)
+        cost = self.in_flight.finish(flight, input_tokens, output_tokens, now_s)
         self._note("settle", entry, now_s, counter, flight.replica_id, cost=cost, beyond_cost=beyond)
-        self._tenants.finished(flight, input_tokens, output_tokens, cost)
-
-    def lost(self, replica_id: str) -> None:
-        self.placement.scorer.forget(replica_id)
+        self.tenants.finished(flight, input_tokens, output_tokens, cost)
 
     # ------------------------------------------------------------ views
-
-    def serial(self, replica_id: str, life: str, tenant_id: str, tier: int) -> int:
-        """The last serial number of a tenant's service that an engine reported in its `life`."""
-        return self._serials.of(replica_id, life, tenant_id, tier)
 
     def __len__(self) -> int:
         return len(self.queue)
 
     def ticket(self, entry_id: str) -> Ticket | None:
-        flight = self.dispatched.get(entry_id)
+        flight = self.in_flight.get(entry_id)
         return flight.ticket if flight is not None else self.queue.ticket(entry_id)
-
-    def tickets(self) -> Iterator[Ticket]:
-        """In no particular order."""
-        return self.queue.tickets()
-
-    def effective_tier(self, entry_id: str) -> int | None:
-        """The band of a waiting request; None if it does not wait."""
-        return self.queue.place(entry_id)[0] if entry_id in self.queue else None
-
-    def expires_s(self, ticket: Ticket) -> float:
-        return self.queue.expires_s(ticket)
-
-    def reservation_tag_s(self, tenant_id: str) -> float | None:
-        """None: the tenant has no reservation."""
-        return self._reservations.tag_s(tenant_id)
-
-    def runs(self, entry_id: str) -> bool:
-        return entry_id in self.dispatched
-
-    @property
-    def num_in_flight(self) -> int:
-        return len(self.dispatched)
-
-    def in_flight(self) -> Iterator[InFlight]:
-        """Oldest first."""
-        return iter(self.dispatched)
-
-    def load(self, replica_id: str) -> ReplicaLoad:
-        return self.placement.load(replica_id)
 
     def queued_up_to(self, rank: int) -> int:
         return self.queue.queued_up_to(rank)
@@ -442,78 +328,47 @@ class FlowController:
         entry, (band, lane) = ticket.entry, self.queue.place(entry_id)
         lines = self._lines_ahead(entry_id, now_s)
         turn = None
-        if self.is_by_tenant:
+        if self.queue.tiers.is_by_tenant:
             own = sum(line.cost for line in lines if line.tenant_id == entry.tenant_id and line.band == band)
             turn = self.queue.tiers.counter(entry.tenant_id, band, lane) + scaled(own, entry.weight)
-        return tokens_ahead(entry.tenant_id, band, turn, lines, self.dispatched)
-
-    def num_waiting(self, tenant_id: str, tier: int) -> int:
-        return self._tenants.queued(tenant_id)[tier]
-
-    @property
-    def is_by_tenant(self) -> bool:
-        return self.queue.tiers.is_by_tenant
-
-    def waiting_costs(self) -> Iterator[tuple[tuple[str, int], int]]:
-        """Predicted cost of what waits, by tenant and band."""
-        return self.queue.waiting_costs()
-
-    def tenants(self) -> list[TenantFlow]:
-        return self._tenants.all()
-
-    def is_long_at_head(self, now_s: float) -> bool:
-        """Whether in some tier the request whose turn is next is a long one; looks at the heads only."""
-        heads = (self.queue.heads(tier, now_s) for tier in range(NUM_RANKS))
-        return any(
-            entry.input_tokens + entry.predicted_output_tokens > self.long_tokens
-            for entry in (line[0][1].entry for line in heads if line)
-        )
-
-    def queued_by_tier(self) -> list[int]:
-        """By the rank of the requested tier."""
-        return self.queue.queued_by_tier()
-
-    def lane(self, entry: QueueEntry) -> int:
-        return self._lanes.lane(entry)
+        return tokens_ahead(entry.tenant_id, band, turn, lines, self.in_flight)
 
     def queue_clone(self, counters: ServiceCounters) -> TieredQueue:
         """A copy of the queue that ranks by `counters`, for replays. It can be pickled."""
-        return self.queue.tiers.clone(counters, self.dispatched.lags(self._tenants.weight))
+        return self.queue.tiers.clone(counters, self.in_flight.lags(self.tenants.weight))
 
     def check(self, now_s: float | None = None) -> None:
         """Audits itself; raises `AssertionError` when its state is inconsistent. With `now_s`, right after a
         `dispatch` at that instant, also that every due request has moved up."""
         self.queue.check(now_s)
-        self.placement.check(list(self.dispatched))
-        queued = {tenant.tenant_id: tenant.queued for tenant in self._tenants.all()}
+        self.placement.check(list(self.in_flight))
+        queued = {tenant.tenant_id: tenant.queued for tenant in self.tenants.all()}
         running: dict[str, int] = {}
-        for flight in self.dispatched:
+        for flight in self.in_flight:
             if flight.by_reservation:
                 tenant_id = flight.ticket.entry.tenant_id
                 running[tenant_id] = running.get(tenant_id, 0) + 1
         self._reservations.check(queued, running)
         assert sum(map(sum, queued.values())) == len(self.queue), "tenants and tickets disagree"
-        for tenant in self._tenants.all():
+        for tenant in self.tenants.all():
             assert min(tenant.queued) >= 0, "a tenant's queue is negative"
             assert min(tenant.running) >= 0, "a tenant's running requests are negative"
 
     # ------------------------------------------------------------ inside
 
-    def _set_ageing(self) -> None:
-        braked = self.brakes.shares
-        self.queue.set_ageing(
-            [
-                math.inf if tier in braked else seconds * self._ageing_factor
-                for tier, seconds in enumerate(self._ageing_s)
-            ]
-        )
+    def _turn(self, knobs: QueueKnobs) -> None:
+        settings, placement = knobs.applied(self.settings), self.placement
+        self.knobs = knobs
+        placement.window, placement.lanes, placement.brakes = settings.window, settings.lanes, knobs.brakes
+        placement.scorer.prefix_weight = knobs.prefix_weight
+        self.queue.set_ageing(settings.ageing_s)
 
     def _lines_ahead(self, entry_id: str, now_s: float) -> list[TenantLine]:
         return self.queue.lines_ahead(entry_id, now_s)
 
     def _line_up(self, ticket: Ticket, now_s: float, *, front: bool = False) -> None:
         entry = ticket.entry
-        tenant = self._tenants.of(entry)
+        tenant = self.tenants.of(entry)
         self._reservations.arrives(ticket, now_s, already_waiting=tenant.queued)
         self.queue.add(ticket, now_s, front=front)
         tenant.queued[entry.tier] += 1
@@ -522,12 +377,12 @@ class FlowController:
     def _leave(self, ticket: Ticket) -> None:
         entry = ticket.entry
         self.queue.remove(entry.entry_id)
-        self._tenants.of(entry).queued[entry.tier] -= 1
+        self.tenants.of(entry).queued[entry.tier] -= 1
         self._reservations.leaves(entry)
 
     def _lag(self, tenant_id: str, other_id: str) -> int:
-        lag = self.dispatched.lag(tenant_id, self._tenants.weight(tenant_id))
-        return max(lag, self.dispatched.below(other_id))
+        lag = self.in_flight.lag(tenant_id, self.tenants.weight(tenant_id))
+        return max(lag, self.in_flight.below(other_id))
 
     def _retry_after_s(self) -> float:
         return min(60.0, max(1.0, self._dispatch_interval_s))

@@ -5,44 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Protocol
 
 from engine.scheduling.brakes import NO_BRAKES
-from gateway.flow.lanes import LONG, LaneRule
+from gateway.flow.knobs import QueueSettings
+from gateway.flow.lanes import LONG
 from gateway.flow.types import InFlight, Ticket
-from gateway.flow.window import NUM_RANKS, KeptRoom, Replica, ReplicaLoad, WindowRule
+from gateway.flow.window import NUM_RANKS, KeptRoom, Replica, ReplicaLoad
 
 Score = tuple[float, ...]
 """The smaller the better."""
-
-
-class Scorer(Protocol):
-    """Chooses among replicas with room; notified of every dispatch and end."""
-
-    wants_prefixes: bool
-    """Whether it uses `Ticket.prefix_hashes`."""
-    prefix_weight: float
-    """How much a cached prefix counts: 1 for what it saves, 0 for nothing."""
-
-    def scores(
-        self, ticket: Ticket, rank: int, candidates: Sequence[tuple[Replica, ReplicaLoad]], now_s: float
-    ) -> Sequence[Score]:
-        """One score a candidate for a request of tier `rank` at the engine. Changes nothing."""
-        ...
-
-    def dispatched(self, flight: InFlight, replica: Replica, now_s: float) -> None: ...
-
-    def first_token(self, entry_id: str) -> None:
-        """Its prompt is computed. Idempotent."""
-        ...
-
-    def foreseen(self, entry_id: str, left_tokens: int) -> None:
-        """Expected further tokens, all sequences together."""
-        ...
-
-    def ended(self, entry_id: str) -> None: ...
-
-    def forget(self, replica_id: str) -> None: ...
 
 
 def least_loaded(rank: int, replica: Replica, load: ReplicaLoad) -> Score:
@@ -51,31 +22,31 @@ def least_loaded(rank: int, replica: Replica, load: ReplicaLoad) -> Score:
     return (ahead, sum(load.sequences) / replica.max_sequences)
 
 
-class LeastLoaded:
-    """Implements `Scorer`: the fewest sequences of its tier and above, then the fewest of all."""
+class Scorer:
+    """Chooses among replicas with room, here the least loaded; notified of every dispatch and end."""
 
     wants_prefixes = False
-    prefix_weight = 0.0
+    """Whether it uses `Ticket.prefix_hashes`."""
+    prefix_weight = 1.0
+    """How much a cached prefix counts: 1 for what it saves, 0 for nothing."""
 
     def scores(
         self, ticket: Ticket, rank: int, candidates: Sequence[tuple[Replica, ReplicaLoad]], now_s: float
     ) -> Sequence[Score]:
+        """One score a candidate for a request of tier `rank` at the engine. Changes nothing."""
         return [least_loaded(rank, replica, load) for replica, load in candidates]
 
-    def dispatched(self, flight: InFlight, replica: Replica, now_s: float) -> None:
-        pass
+    def dispatched(self, flight: InFlight, replica: Replica, now_s: float) -> None: ...
 
     def first_token(self, entry_id: str) -> None:
-        pass
+        """Its prompt is computed. Idempotent."""
 
     def foreseen(self, entry_id: str, left_tokens: int) -> None:
-        pass
+        """Expected further tokens, all sequences together."""
 
-    def ended(self, entry_id: str) -> None:
-        pass
+    def ended(self, entry_id: str) -> None: ...
 
-    def forget(self, replica_id: str) -> None:
-        pass
+    def forget(self, replica_id: str) -> None: ...
 
 
 class Blocked(Enum):
@@ -90,13 +61,12 @@ class Blocked(Enum):
 class Placement:
     """The load of every replica. One writer: the flow controller."""
 
-    def __init__(self, window: WindowRule, lanes: LaneRule, scorer: Scorer) -> None:
-        self.window = window
-        self.lanes = lanes
-        self._promised_window, self._promised_lanes = window, lanes
+    def __init__(self, settings: QueueSettings, scorer: Scorer) -> None:
+        self._promised = settings
         """The operator's, which knobs leave as they are: reserved service goes by them."""
-        self.brakes = NO_BRAKES
         self.scorer = scorer
+        self.window, self.lanes = settings.window, settings.lanes
+        self.brakes = NO_BRAKES
         self._loads: defaultdict[str, ReplicaLoad] = defaultdict(ReplicaLoad)
         self._long_loads: defaultdict[str, ReplicaLoad] = defaultdict(ReplicaLoad)
 
@@ -147,7 +117,7 @@ class Placement:
             if (
                 self.window.has_room(*asked, is_owed=is_owed)
                 or (is_owed_at(replica) and self.window.has_room(*asked, is_owed=True))
-                or (is_promised and self._promised_window.has_room(*asked))
+                or (is_promised and self._promised.window.has_room(*asked))
             ):
                 roomy.append((replica, load))
             else:
@@ -216,5 +186,5 @@ class Placement:
         return (
             load is None
             or self.lanes.has_room(replica, load, *asked)
-            or (is_promised and self._promised_lanes.has_room(replica, load, *asked))
+            or (is_promised and self._promised.lanes.has_room(replica, load, *asked))
         )

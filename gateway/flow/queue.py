@@ -20,7 +20,8 @@ from engine.scheduling.counters import ServiceCounters, scaled
 from engine.scheduling.tiers import MAX_LANES, TieredQueue
 from gateway.flow.ageing import Ageing, effective_tier
 from gateway.flow.dispatch_log import MAX_BACKLOG_TENANTS, Waiting
-from gateway.flow.lanes import ORDINARY, LaneRule
+from gateway.flow.knobs import QueueSettings
+from gateway.flow.lanes import ORDINARY
 from gateway.flow.tenant_stats import TenantLine
 from gateway.flow.types import Deadlines, Ticket
 from gateway.flow.window import MAX_SHARING, NUM_RANKS
@@ -34,19 +35,17 @@ class RequestQueue:
         self,
         order_name: str,
         counters: ServiceCounters,
+        settings: QueueSettings,
         *,
-        lanes: LaneRule,
-        ageing_s: Sequence[float],
-        queue_ttl_s: Sequence[float],
         lag: Lag = no_lag,
     ) -> None:
-        """Times by tier rank; `lag`: of tenants that return to an empty line. Raises `ValueError`."""
+        """`lag`: of tenants that return to an empty line. Raises `ValueError`."""
         self.tiers = TieredQueue(order_name, counters, lag=lag)
-        self.lane_rule = lanes
-        self._ageing = Ageing(ageing_s)
+        self.lane_rule = settings.lanes
+        self._ageing = Ageing(settings.ageing_s)
         self._was_slowed = False
         """Ageing has slowed down: some may stand higher than their wait now allows."""
-        self._queue_ttl_s = tuple(queue_ttl_s)
+        self._queue_ttl_s = settings.queue_ttl_s
         self._tickets: dict[str, Ticket] = {}
         self._places: dict[str, tuple[int, int]] = {}
         """Entry id -> band and lane."""
@@ -113,6 +112,8 @@ class RequestQueue:
 
     def set_ageing(self, ageing_s: Sequence[float]) -> None:
         """Also for what waits: who is due moves up at the next `age`; none down. Raises `ValueError`."""
+        if tuple(ageing_s) == self._ageing.ageing_s:
+            return
         before, self._ageing = self._ageing, Ageing(ageing_s)
         self._was_slowed |= any(
             now_s > then_s for now_s, then_s in zip(self._ageing.ageing_s, before.ageing_s, strict=True)
@@ -126,6 +127,14 @@ class RequestQueue:
     def heads(self, tier: int, now_s: float) -> list[tuple[int, Ticket]]:
         """The first of each lane of a band, in order of dispatch: (lane, ticket)."""
         return [(lane, self._tickets[head.entry_id]) for lane, head in self.tiers.heads(tier, now_s)]
+
+    def is_long_at_head(self, now_s: float) -> bool:
+        """Whether in some tier the request whose turn is next is a long one; looks at the heads only."""
+        heads = (self.heads(tier, now_s) for tier in range(NUM_RANKS))
+        return any(
+            entry.input_tokens + entry.predicted_output_tokens > self.lane_rule.long_tokens
+            for entry in (line[0][1].entry for line in heads if line)
+        )
 
     def firsts_of(
         self, tenant_id: str, now_s: float, asked_for: int | None = None

@@ -40,7 +40,7 @@ class Ticket(msgspec.Struct, frozen=True):
     reserved_tier: int | None = None
     """Rank of the tier that its tenant reserved them for (other tiers do not use them); None: all."""
     prefix_hashes: tuple[int, ...] = ()
-    """Chain of its prompt's full blocks, see `prefix_index.py`."""
+    """Chain of its prompt's full blocks, see `routing.prefix_hashes`."""
     needs: frozenset[str] = frozenset()
     """What its server must offer; compared with `Replica.offers`."""
     before: tuple[int, int] | None = None

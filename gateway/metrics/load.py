@@ -53,12 +53,12 @@ class LoadCollector(Collector):
             labels=["model", "tier"],
         )
         for tier, rank in TIER_RANKS.items():
-            queued.add_metric([tier], sum(flow.queued_by_tier()[rank] for flow in flows))
+            queued.add_metric([tier], sum(flow.queue.queued_by_tier()[rank] for flow in flows))
             for (model, lagging), tokens in lags.items():
                 if lagging == rank:
                     behind.add_metric([model, tier], tokens)
         yield queued
-        running = sum(flow.num_in_flight for flow in flows)
+        running = sum(len(flow.in_flight) for flow in flows)
         yield GaugeMetricFamily("fairgate_running", "Requests dispatched and not finished.", running)
         yield behind
 
@@ -115,11 +115,12 @@ class LoadCollector(Collector):
         for upstream in self._upstreams():
             replica, snapshot = upstream.replica_id, upstream.snapshot
             up.add_metric([replica], upstream.is_up)
-            if upstream.is_up and (model := upstream.model) is not None and model.forward:
+            if upstream.is_up and (ready := upstream.ready) is not None and ready.model.forward:
+                model = ready.model
                 kernel = model.attention.partition(":")[0]
                 info.add_metric([replica, kernel, model.forward, model.device, model.dtype], 1)
             if isinstance(upstream, OpenAIUpstream):
-                for kind, number in upstream.contradictions.items():
+                for kind, number in upstream.monitor.contradictions.items():
                     contradictions.add_metric([replica, kind], number)
             if snapshot is None:
                 continue

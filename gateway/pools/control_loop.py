@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from engine.forecast.length.length import LengthForecast
 from engine.messages import EngineKnobs, Snapshot
 from engine.step_time.model import predict_decodes_s
-from gateway.flow.control_rules import DEFAULT_BOUNDS, Bounds, Control, ControlMode, Knob, Move, Observation
+from gateway.flow.control_rules import Control, ControlMode, Move, Observation
 from gateway.flow.controller import FlowController
+from gateway.flow.knobs import DEFAULT_BOUNDS, QUEUE_KNOBS, Bounds, Knob
 from gateway.flow.shared.control_session import ControlSession
 from gateway.flow.window import NUM_RANKS
 from gateway.metrics.control import ControlFigures
@@ -48,21 +49,7 @@ Setters = Mapping[Knob, Callable[[float], None]]
 
 def queue_setters(flow: FlowController) -> Setters:
     """In a shared queue: for this one's forecasts and its own decisions without Redis."""
-
-    def lookahead(value: float) -> None:
-        flow.window = replace(flow.window, lookahead_sequences=round(value))
-
-    def batch_cap(value: float) -> None:
-        flow.window = replace(flow.window, batch_cap=value)
-
-    return {
-        Knob.BATCH_CAP: batch_cap,
-        Knob.LOOKAHEAD: lookahead,
-        Knob.AGEING: partial(setattr, flow, "ageing_factor"),
-        Knob.BATCH_SHARE: partial(setattr, flow, "batch_share"),
-        Knob.PREFIX_WEIGHT: partial(setattr, flow, "prefix_weight"),
-        Knob.LONG_SHARE: partial(setattr, flow, "long_share"),
-    }
+    return {knob: partial(flow.turn, knob) for knob in QUEUE_KNOBS}
 
 
 def setters_of(
@@ -120,13 +107,15 @@ class ControlLoop:
         on_moves: Callable[[Control, Sequence[Move]], None] = lambda control, moves: None,
         may_lend: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`rests`: the operator's positions where not `DEFAULT_BOUNDS`; `own_rests`: the same as of now.
+        """`rests`: the operator's positions where not those of `DEFAULT_BOUNDS` or of the queue's settings;
+        `own_rests`: the same as of now.
         `attainment`, `prefix_hits`: recent shares of targets met and prompt tokens cached (None: unknown);
         `expected_late`: of requests expected to miss their target; `in_good_time`: of ended ones well within
         it. `feed` None: not shared. `on_moves` gets this gateway's moves once applied; `may_lend`: a limit
         has a ceiling to lend up to."""
-        self.control = Control(mode, bounds_of(mode, setters, rests or {}))
-        self.learned = LearnedActions(model, flow, upstreams, own_rests or (lambda: rests or {}))
+        rests = {**flow.settings.rests.positions, **(rests or {})}
+        self.control = Control(mode, bounds_of(mode, setters, rests))
+        self.learned = LearnedActions(model, flow, upstreams, own_rests or (lambda: rests))
         self.feed = feed
         self.session = (
             None if feed is None else ControlSession(self.control, feed.gateway_id, partial(_tell, model))

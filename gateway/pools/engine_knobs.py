@@ -8,7 +8,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from engine.messages import EngineKnobs
-from gateway.flow.control_rules import Knob
+from gateway.flow.knobs import Knob
 
 SHARES = {Knob.TOKEN_BUDGET: "token_share", Knob.SLOTS: "slot_share"}
 NUMBERS = {Knob.PARTIAL_PREFILLS: "partial_prefills", Knob.RESERVE_PERMILLE: "reserve_permille"}

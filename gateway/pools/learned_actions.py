@@ -14,8 +14,8 @@ from msgspec.structs import asdict
 
 from engine.scheduling.options import parsed_options
 from engine.scheduling.policy import HYBRID_OPTIONS, POLICIES
-from gateway.flow.control_rules import DEFAULT_BOUNDS, Knob
 from gateway.flow.controller import FlowController
+from gateway.flow.knobs import DEFAULT_BOUNDS, Knob
 from gateway.flow.learned.actions import ACTION_BOUNDS, HYBRID
 from gateway.flow.learned.macro_state import Situation, words
 from gateway.flow.learned.served import misfit, not_compared
@@ -39,7 +39,7 @@ class LearnedActions:
         upstreams: Collection[Upstream],
         own_rests: Callable[[], Mapping[Knob, float]] = dict,
     ) -> None:
-        """`own_rests`: the positions by settings and policy that differ from `DEFAULT_BOUNDS`."""
+        """`own_rests`: the positions by settings and policy, but those of the queue."""
         self.switch: MacroStateSwitch | None = None
         self.problem = ""
         """Why a learned policy has no table in use; empty: it has, or the policy is another."""
@@ -100,7 +100,7 @@ class LearnedActions:
         blocks = sum(snapshot.num_blocks for snapshot in snapshots)
         return Situation(
             queued_per_place=self._flow.queued_up_to(NUM_RANKS - 1) / max(1, places),
-            long_at_head=self._flow.is_long_at_head(now_s),
+            long_at_head=self._flow.queue.is_long_at_head(now_s),
             kv_share=sum(snapshot.referenced_blocks for snapshot in snapshots) / blocks if blocks else 0.0,
             trend=self._flow.arrivals.value(now_s),
         )
@@ -132,7 +132,7 @@ class LearnedActions:
         }
 
     def _rests(self) -> dict[Knob, float]:
-        own = self._own_rests()
+        own = {**self._flow.settings.rests.positions, **self._own_rests()}
         return {
             knob: own.get(knob, DEFAULT_BOUNDS[knob].rest) for knob in (Knob(name) for name in ACTION_BOUNDS)
         }

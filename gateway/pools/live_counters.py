@@ -129,9 +129,9 @@ def counters_of(
     queued: Counter[str] = Counter()
     output_tokens = running = 0
     for name, pool in pools.items():
-        running += pool.flow.num_in_flight
-        queued.update(dict(zip(TIER_RANKS, pool.flow.queued_by_tier(), strict=True)))
-        for flow in pool.flow.tenants():
+        running += len(pool.flow.in_flight)
+        queued.update(dict(zip(TIER_RANKS, pool.flow.queue.queued_by_tier(), strict=True)))
+        for flow in pool.flow.tenants.all():
             output_tokens += flow.output_tokens + flow.running_output_tokens
         for row in _tenants_of(pool, shares[name], meters[name]):
             whose = (row.tenant_id, row.tier)
@@ -154,7 +154,7 @@ def counters_of(
 def _tenants_of(pool: ModelPool, meter: ShareMeter, minutes: FlowMeter) -> Iterable[TenantNow]:
     bound, came = paper_bound(pool.spec.upstreams), minutes.recent_arrivals()
     nothing = RecentService()
-    for flow in pool.flow.tenants():
+    for flow in pool.flow.tenants.all():
         for tier, rank in TIER_RANKS.items():
             whose = (flow.tenant_id, rank)
             recent, (arrivals, before_line_us) = meter.recent.get(whose, nothing), came.get(whose, (0, 0))

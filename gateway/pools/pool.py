@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.messages import Ready, SamplingParams
 from gateway.dispatch.dispatcher import Dispatcher, NoEngineAvailable
@@ -69,7 +69,8 @@ class ModelPool:
 
     def fit_lanes(self) -> None:
         """Sets what counts as a long request by the replicas' context."""
-        self.flow.long_tokens = long_tokens_of(self.context_tokens)
+        queue, tokens = self.flow.queue, long_tokens_of(self.context_tokens)
+        queue.lane_rule = replace(queue.lane_rule, long_tokens=tokens)
 
     def served(self, name: str) -> ServedModel:
         """What parsing a request for `name` needs. Raises `NoEngineAvailable` before any announcement."""
@@ -128,7 +129,7 @@ class Lifecycles:
         request that moved to another replica before its first token counts at both."""
         counts: Counter[tuple[str, str]] = Counter()
         for name, pool in self._pools.items():
-            for flight in pool.flow.in_flight():
+            for flight in pool.flow.in_flight:
                 counts[name, flight.replica_id] += 1
             for run in pool.lifecycle.runs_of(None):
                 if run.turn is not None and run.relocating is not None:  # it is queued for another place

@@ -79,7 +79,7 @@ def waiting_here(
 def _by_tenant(pool: ModelPool) -> Mapping[str, list[Ticket]]:
     """A forecast looks at its own tenant's tickets only."""
     lines: defaultdict[str, list[Ticket]] = defaultdict(list)
-    for ticket in pool.flow.tickets():
+    for ticket in pool.flow.queue.tickets():
         lines[ticket.entry.tenant_id].append(ticket)
     return lines
 
@@ -90,7 +90,7 @@ def _waiting(gateway_id: str, run: Run, pool: ModelPool, line: Iterable[Ticket],
     seen = outlook(run, expected, line, now_s)
     ticket = pool.flow.ticket(call.request_id)
     due_s = _earliest(targets.deadline_s, targets.own_deadline_s)
-    gone_s = run.expires_s if ticket is None else pool.flow.expires_s(ticket)
+    gone_s = run.expires_s if ticket is None else pool.flow.queue.expires_s(ticket)
     left_s = seen.time_left_s or (None, None)
     return WaitingNow(
         call.request_id,

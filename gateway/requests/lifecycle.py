@@ -31,7 +31,7 @@ from msgspec.structs import replace
 
 from engine.entry import QueueEntry
 from engine.messages import TIER_RANKS
-from gateway import log_context
+from gateway import errors, log_context
 from gateway.budget import lease
 from gateway.budget.holds import BudgetDenied, EndUserRefused, Holds
 from gateway.budget.metering import RequestMetering
@@ -63,7 +63,7 @@ from gateway.requests.observer import RequestObserver
 from gateway.requests.queue_progress import Outlook, outlook, told_in_s
 from gateway.requests.relocation import Relocation
 from gateway.requests.run import Events, InLine, Interrupted, Run, uses_of
-from gateway.requests.tier_change import NotWaiting, Offer, TierChange
+from gateway.requests.tier_change import Offer, TierChange
 from gateway.statistics import RecentShare
 from gateway.trace_context import RequestTrace
 from gateway.tracing.decision import TraceRule
@@ -268,12 +268,12 @@ class Lifecycle:
 
     def is_long(self, run: Run) -> bool:
         tokens = run.call.input_tokens * run.call.choices + run.predicted_output_tokens * run.call.sequences
-        return tokens > self._dispatcher.flow.long_tokens
+        return tokens > self._dispatcher.flow.queue.lane_rule.long_tokens
 
     def offer(self, run: Run, tier: Tier) -> Offer:
-        """The prices before and after a move to `tier`. Raises `NotWaiting`, `UnknownPrice`."""
+        """The prices before and after a move to `tier`. Raises `ApiError`, `UnknownPrice`."""
         if run.status != "waiting":
-            raise NotWaiting(run.status)
+            raise errors.not_waiting(status=run.status)
         return self._tier_change.offer(run, tier)
 
     def displacement(self, run: Run, tier: Tier) -> Displacement:
@@ -290,7 +290,7 @@ class Lifecycle:
     def outlook(self, run: Run) -> Outlook:
         now_s = self._clock()
         expected = self._estimates.of_call(run.call, now_s) if run.in_line else None
-        return outlook(run, expected, self._dispatcher.flow.tickets(), now_s)
+        return outlook(run, expected, self._dispatcher.flow.queue.tickets(), now_s)
 
     async def follow_directory(self) -> None:
         """Applies changed keys and limits: a refused key's requests end (running ones only where told), and
@@ -636,7 +636,7 @@ class Lifecycle:
             if call.principal.reserved_tier is None
             else TIER_RANKS[call.principal.reserved_tier],
             prefix_hashes=call.traits.blocks
-            if self._dispatcher.flow.wants_prefixes and call.traits is not None
+            if self._dispatcher.flow.placement.scorer.wants_prefixes and call.traits is not None
             else (),
             needs=call.needs,
         )

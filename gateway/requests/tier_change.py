@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from engine.messages import TIER_RANKS
+from gateway import errors
 from gateway.budget import lease
 from gateway.budget.holds import BudgetDenied, Holds
 from gateway.budget.metering import size_of
@@ -26,21 +27,7 @@ from gateway.requests.run import Run
 from tenants.pricing.pricing import PriceBook
 from tenants.quota.rules import is_platforms
 from tenants.quota.store import Denied, Granted
-from tenants.types import NOTHING, Limit, LimitMode, Meter, Tier
-
-
-class NotWaiting(Exception):
-    def __init__(self, status: str) -> None:
-        super().__init__(status)
-        self.status = status
-
-
-class TierHasLimits(Exception):
-    """One of the two tiers has a limit of its own."""
-
-    def __init__(self, tier: Tier, meter: Meter | None) -> None:
-        super().__init__(f"{tier.value}: {meter}")
-        self.tier, self.meter = tier, meter
+from tenants.types import NOTHING, Limit, LimitMode, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +104,11 @@ class TierChange:
         )
 
     async def move(self, run: Run, tier: Tier, by: str, targets: RequestTargets) -> Offer:
-        """No-op for its own tier; `targets`: in the new one. Raises `NotWaiting`, `TierHasLimits`,
-        `BudgetDenied`, `QuotaStoreUnavailable`, `DatabaseUnavailable`, `UnknownPrice`."""
+        """No-op for its own tier; `targets`: in the new one. Raises `ApiError`, `BudgetDenied`,
+        `QuotaStoreUnavailable`, `DatabaseUnavailable`, `UnknownPrice`."""
         async with run.accounts:
             if run.status != "waiting":
-                raise NotWaiting(run.status)
+                raise errors.not_waiting(status=run.status)
             offer = self.offer(run, tier)
             before = run.call
             if tier is before.tier:
@@ -132,7 +119,7 @@ class TierChange:
             deadlines_s = targets.deadline_s, targets.own_deadline_s
             if not self._dispatcher.move(before.request_id, TIER_RANKS[tier], deadlines_s):
                 await self._holds.move(before, NOTHING, NOTHING)
-                raise NotWaiting("running")
+                raise errors.not_waiting(status="running")
             run.call, run.targets = after, targets
             run.moves.append(TierMove(before.tier, tier, self._clock() - run.times.arrived_s, by))
             assert run.leases is not None
@@ -179,9 +166,9 @@ class TierChange:
 
 
 def _limits_of_both(call: Call, tier: Tier, now_s: float) -> tuple[Limit, ...]:
-    """The limits in both tiers. Raises `TierHasLimits` if they differ: a hold cannot move between limits."""
+    """The limits in both tiers. Raises `ApiError` if they differ: a hold cannot move between limits."""
     limits = call.limits_at(now_s, tier)
     for limit in set(limits) ^ set(call.limits_at(now_s)):
         # Of a platform's limit a tenant reads no meter.
-        raise TierHasLimits(limit.tier or tier, None if is_platforms(limit) else limit.meter)
+        raise errors.tier_has_limits(limit.tier or tier, None if is_platforms(limit) else limit.meter)
     return limits

@@ -15,8 +15,6 @@ from litestar.openapi.spec import Components, SecurityScheme, Tag
 from gateway.http.asgi import Request
 from gateway.routes import openapi_fields
 from gateway.routes.context import gateway_of, json_response
-from tenants.config_file.document import ConfigPart
-from tenants.fields import annotate, narrow
 
 API_VERSION = "1"
 _REFERENCE = "#/components/schemas/{name}"
@@ -83,7 +81,7 @@ def document(app: Litestar, schema: dict[str, Any]) -> dict[str, Any]:
     structs = sorted(bodies, key=lambda struct: struct.__name__)
     components.update(msgspec.json.schema_components(structs, ref_template=_REFERENCE)[1])
     openapi_fields.complete(components)
-    annotate(components, [*structs, *ConfigPart.__subclasses__()])
+    openapi_fields.annotate(components, structs)
     components["Error"] = _ERROR
     return contents
 
@@ -109,7 +107,7 @@ def describe(operation: dict[str, Any], opt: Mapping[str, Any]) -> None:
         known = openapi_fields.PARAMETERS | opt.get("parameters", {})
         kinds = parameter["schema"].pop("oneOf", [{}])
         parameter["schema"] |= next(kind for kind in kinds if kind.get("type") != "null")  # no text is null
-        narrow(parameter["schema"], known.get(parameter["name"], {}))
+        openapi_fields.narrow(parameter["schema"], known.get(parameter["name"], {}))
     for name, (what, schema) in opt.get("headers", {}).items():
         operation.setdefault("parameters", []).append(
             {"name": name, "in": "header", "required": False, "description": what, "schema": schema}

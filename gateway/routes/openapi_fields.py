@@ -10,18 +10,19 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from gateway.domain.tiers import SERVICE_TIERS
 from gateway.requests.inputs import media
 from gateway.requests.parse import LEFT_OUT_PARTS, MAX_METADATA, ROLES
 from gateway.requests.schemas import RANGES, Range
 from gateway.requests.vectors import calls
 from tenants.admin import validation
-from tenants.admin.audit import MAX_TEXT
 from tenants.admin.cursor import CURSOR, DEFAULT_PAGE, MAX_PAGE
-from tenants.admin.lists import flow, usage
+from tenants.admin.lists import usage
 from tenants.admin.platform.brakes import BRAKED_TIERS, MAX_BRAKE_S
 from tenants.counts import refusal_store
-from tenants.fields import narrow
+from tenants.fields import fields_of
 from tenants.outbox.address import MAX_URL_CHARS, PORTS
 from tenants.outbox.kinds import SUBJECTS
 from tenants.people.person import MAX_NAME_CHARS
@@ -74,8 +75,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "code": text(refusal_store.MAX_CODE_CHARACTERS),
     **dict.fromkeys(("limit_id", "request_id"), text(refusal_store.MAX_ID_CHARACTERS)),
     **dict.fromkeys(("outcome", "cause"), text(usage.MAX_TEXT)),
-    **dict.fromkeys(("pool", "replica"), text(flow.MAX_NAME)),
-    **dict.fromkeys(("actor", "subject"), text(MAX_TEXT)),
+    "replica": text(Filter().most),
     "end_user": {"maxLength": MAX_END_USER_CHARS},
     "time_zone": form(validation.ZONE, validation.MAX_ZONE_CHARS),
 }
@@ -157,7 +157,14 @@ def _of_filter(one: Filter) -> dict[str, Any]:
         case Kind.SINCE | Kind.UNTIL:
             return {"type": "string"} | _INSTANT
         case _:
-            return {"type": "string"} | text(one.most)
+            return {"type": "string"} | text(one.most) | dict(one.schema or {})
+
+
+def annotate(schemas: dict[str, Any], structs: Iterable[type[msgspec.Struct]]) -> None:
+    """Completes bodies by what their fields declare."""
+    for struct in structs:
+        for one in fields_of(struct):
+            narrow(schemas[struct.__name__]["properties"][one.name], one.field.json_schema)
 
 
 def complete(schemas: dict[str, Any]) -> None:
@@ -166,3 +173,10 @@ def complete(schemas: dict[str, Any]) -> None:
             known = FIELDS.get(f"{struct}.{name}", FIELDS.get(name))
             if known is not None:
                 narrow(field, known)
+
+
+def narrow(field: dict[str, Any], known: dict[str, Any]) -> None:
+    """Adds `known` to a field's schema; if it may be null, to the other kind."""
+    kinds = [kind for kind in field.get("anyOf", [field]) if kind.get("type") != "null"]
+    for kind in kinds:
+        kind.update(known)

@@ -18,8 +18,8 @@ MAX_DEPTH = 16
 """Of nested values in an annotation."""
 
 
-class MalformedPart(ValueError):
-    """Not in OpenAI's shape, or too large."""
+class Garbage(Exception):
+    """What a server sent is not part of an answer: not in OpenAI's shape, or too large."""
 
 
 class SaidFunction(msgspec.Struct):
@@ -92,7 +92,7 @@ def parts_before(said: Said) -> list[AnswerPart]:
 
 
 def parts_after(said: Said, *, is_whole: bool) -> list[AnswerPart]:
-    """Parts after the text. Raises `MalformedPart`."""
+    """Parts after the text. Raises `Garbage`."""
     parts: list[AnswerPart] = []
     if said.refusal:
         parts.append(AnswerPart({"refusal": said.refusal}, said.refusal, is_plain=True))
@@ -101,7 +101,7 @@ def parts_after(said: Said, *, is_whole: bool) -> list[AnswerPart]:
         parts.append(AnswerPart({"function_call": function}, _text(function)))
     calls = said.tool_calls or ()
     if len(calls) > MAX_CALLS:
-        raise MalformedPart(f"more than {MAX_CALLS} tool calls")
+        raise Garbage(f"more than {MAX_CALLS} tool calls")
     parts += [_tool_call(call, position, is_whole=is_whole) for position, call in enumerate(calls)]
     data = bytes(said.annotations)
     if annotations := _annotations(data):
@@ -112,9 +112,9 @@ def parts_after(said: Said, *, is_whole: bool) -> list[AnswerPart]:
 def _tool_call(call: SaidCall, position: int, *, is_whole: bool) -> AnswerPart:
     index = position if is_whole or call.index is None else call.index
     if not 0 <= index < MAX_CALLS:
-        raise MalformedPart(f"a tool call's index is not one of 0 to {MAX_CALLS - 1}")
+        raise Garbage(f"a tool call's index is not one of 0 to {MAX_CALLS - 1}")
     if is_whole and call.function is None:
-        raise MalformedPart("a tool call without a function")
+        raise Garbage("a tool call without a function")
     shown: dict[str, Any] = {"index": index}
     words = {"id": call.id, "type": call.type}
     for name, word in words.items():
@@ -138,20 +138,20 @@ def _text(function: dict[str, str]) -> str:
 
 def _bounded(word: str, most: int = MAX_WORD_CHARACTERS) -> str:
     if len(word) > most:
-        raise MalformedPart(f"a word of a tool call is longer than {most} characters")
+        raise Garbage(f"a word of a tool call is longer than {most} characters")
     return word
 
 
 def _annotations(data: bytes) -> list[Any]:
     if len(data) > MAX_ANNOTATION_BYTES:
-        raise MalformedPart(f"its annotations are larger than {MAX_ANNOTATION_BYTES} bytes")
+        raise Garbage(f"its annotations are larger than {MAX_ANNOTATION_BYTES} bytes")
     decoded = msgspec.json.decode(data)
     if decoded is None:
         return []
     if not isinstance(decoded, list) or not all(isinstance(item, dict) for item in decoded):
-        raise MalformedPart("its annotations are no list of objects")
+        raise Garbage("its annotations are no list of objects")
     if _depth_is_above(decoded, MAX_DEPTH):
-        raise MalformedPart(f"its annotations are nested deeper than {MAX_DEPTH}")
+        raise Garbage(f"its annotations are nested deeper than {MAX_DEPTH}")
     return decoded
 
 

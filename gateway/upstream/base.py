@@ -18,7 +18,6 @@ from engine.messages import (
     EngineKnobs,
     Explained,
     Inventory,
-    ModelInfo,
     Ready,
     SequenceOutcome,
     SequenceState,
@@ -224,9 +223,6 @@ class Upstream(Protocol):
     def ready(self) -> Ready | None:
         """Size and model as last announced; None before the first contact."""
         ...
-
-    @property
-    def model(self) -> ModelInfo | None: ...
 
     @property
     def snapshot(self) -> Snapshot | None: ...

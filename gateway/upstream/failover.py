@@ -1,19 +1,16 @@
-"""Retries a sequence on another replica before its first token.
+"""Decides which replica a sequence is sent to that was not begun. Pure.
 
-Never after the first token, so that nothing is generated or sent twice. On the same replica only if the
-connection may have failed: a server may close an idle one at the moment of its use. What may be the request's
-fault (an error of the server's, garbage, silence) is tried on one other replica.
-
-The dispatcher's window counts a moved sequence at its first replica: that is rare and short.
+The same one again only if the connection may have failed: a server may close an idle one at the moment of its
+use. What may be the request's fault (an error of the server's, garbage, silence) is tried on one other
+replica.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
-from engine.messages import Delta
-from gateway.upstream.base import NotBegun, UpstreamFailed, UpstreamUnavailable
+from gateway.upstream.base import NotBegun, Upstream, UpstreamFailed
 
 MOST_ATTEMPTS = 3
 MOST_OF_REQUESTS_OWN = 2
@@ -24,18 +21,7 @@ AGAIN = frozenset({"closed", "connect"})
 """Failures after which the same server is worth another try."""
 
 
-class Candidate(Protocol):
-    @property
-    def replica_id(self) -> str: ...
-
-    @property
-    def is_up(self) -> bool: ...
-
-    @property
-    def is_drained(self) -> bool: ...
-
-
-Replica = TypeVar("Replica", bound=Candidate)
+AnyReplica = TypeVar("AnyReplica", bound=Upstream)
 
 
 def may_be_requests(error: Exception) -> bool:
@@ -43,8 +29,8 @@ def may_be_requests(error: Exception) -> bool:
 
 
 def next_replica(
-    tried: Sequence[Replica], others: Sequence[Replica], errors: Sequence[Exception]
-) -> Replica | None:
+    tried: Sequence[AnyReplica], others: Sequence[AnyReplica], errors: Sequence[Exception]
+) -> AnyReplica | None:
     """The next replica; None: the error stands. `tried`: in order; `errors`: of all attempts."""
     if len(tried) >= MOST_ATTEMPTS or sum(map(may_be_requests, errors)) >= MOST_OF_REQUESTS_OWN:
         return None
@@ -55,36 +41,3 @@ def next_replica(
     last = tried[-1]
     is_worth_it = isinstance(error, NotBegun) and error.code in AGAIN
     return last if is_worth_it and last.is_up else None
-
-
-async def until_begun(
-    first: AsyncIterator[Delta],
-    again: Callable[[Exception], AsyncIterator[Delta] | None],
-    settled: Callable[[Exception], Awaitable[Exception]],
-    over: Callable[[], object],
-) -> AsyncIterator[Delta]:
-    """The deltas of the first attempt that begins. `again` starts another after an error before the first
-    token, or returns None to give up; its `UpstreamUnavailable` counts as an attempt. `settled` makes what is
-    raised of the last error. `over` is called at the end."""
-    deltas = first
-    try:
-        while True:
-            try:
-                async for delta in deltas:
-                    yield delta
-                return
-            except (UpstreamFailed, UpstreamUnavailable) as failed:
-                error: Exception = failed
-            if isinstance(error, UpstreamFailed) and not isinstance(error, NotBegun):
-                raise await settled(error)
-            while True:
-                try:
-                    replacement = again(error)
-                    break
-                except UpstreamUnavailable as unavailable:
-                    error = unavailable
-            if replacement is None:
-                raise await settled(error)
-            deltas = replacement
-    finally:
-        over()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -16,7 +17,6 @@ from engine.messages import (
     EngineKnobs,
     Explained,
     Inventory,
-    ModelInfo,
     Ready,
     SequenceState,
     Snapshot,
@@ -55,11 +55,12 @@ class LocalEngine(MovableUpstream):
     ) -> None:
         """`model_id`: the required model (None: any): the gateway counts prompts by its tokenizer. `name`:
         see `Upstream.name`; empty: `replica_id`. `objection`: why an engine may not serve; empty: it may."""
-        self._replica_id = replica_id
-        self._name = name or replica_id
+        self.replica_id = replica_id
+        self.name = name or replica_id
         self._client = client
         self._model_id = model_id
-        self._capabilities = capabilities
+        self.capabilities = capabilities
+        self.running_requests = 0
         self._objection = objection
         self._refused = ""
         self._is_drained = False
@@ -68,14 +69,6 @@ class LocalEngine(MovableUpstream):
         self._watchers: list[Callable[[], None]] = []
         client.on_ready = self._chain(client.on_ready, self._look)
         client.on_lost = self._chain(client.on_lost)
-
-    @property
-    def replica_id(self) -> str:
-        return self._replica_id
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     @property
     def address(self) -> str:
@@ -98,27 +91,15 @@ class LocalEngine(MovableUpstream):
         return self._client.ready
 
     @property
-    def model(self) -> ModelInfo | None:
-        return self._client.ready.model if self._client.ready is not None else None
-
-    @property
     def snapshot(self) -> Snapshot | None:
         return self._client.snapshot
-
-    @property
-    def running_requests(self) -> int:
-        return 0
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
 
     def describe(self) -> dict[str, Any]:
         ready, snapshot, refusal = self._client.ready, self._client.snapshot, self._client.refusal
         return {
-            "replica_id": self._replica_id,
+            "replica_id": self.replica_id,
             "kind": "engine",
-            "capabilities": sorted(self._capabilities.words),
+            "capabilities": sorted(self.capabilities.words),
             "url": self._client.address,
             "model": ready.model.model_id if ready is not None else None,
             "is_up": self.is_up,
@@ -138,10 +119,8 @@ class LocalEngine(MovableUpstream):
         self._client.on_service = on_service
 
     def run(self, submit: Submit, wording: Wording) -> AsyncIterator[Delta]:
-        try:
+        with _raised_as(UpstreamUnavailable):
             stream = self._client.submit(submit)
-        except engine_client.EngineUnavailable as error:
-            raise UpstreamUnavailable(str(error)) from None
         return _whole(stream, submit, wording)
 
     def takes_kv(self, tokens: int, target: Upstream) -> bool:
@@ -152,25 +131,19 @@ class LocalEngine(MovableUpstream):
         return takes_kv(tokens, here, there, speeds, load.step_time)
 
     async def export_state(self, sequence_id: str, *, with_kv: bool = True) -> SequenceState | None:
-        try:
+        with _raised_as(UpstreamLost):
             return await self._client.export(sequence_id, with_kv=with_kv)
-        except engine_client.EngineUnavailable as error:
-            raise UpstreamLost(str(error)) from None
 
     def import_state(
         self, state: SequenceState, wording: Wording, after: AsyncIterator[Delta] | None = None
     ) -> AsyncIterator[Delta]:
-        try:
+        with _raised_as(UpstreamUnavailable):
             stream = self._client.import_(state)
-        except engine_client.EngineUnavailable as error:
-            raise UpstreamUnavailable(str(error)) from None
         return _whole(stream, state.submit, wording, after)
 
     def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None) -> None:
-        try:
+        with _raised_as(UpstreamUnavailable):
             self._client.top_up(sequence_id, lease_tokens, lease_gpu_us)
-        except engine_client.EngineUnavailable as error:
-            raise UpstreamUnavailable(str(error)) from None
 
     def cancel(self, sequence_id: str, cause: str) -> None:
         self._client.cancel(sequence_id, cause)
@@ -186,10 +159,8 @@ class LocalEngine(MovableUpstream):
         return True
 
     async def set_policy(self, name: str, options: Mapping[str, str | int | float]) -> None:
-        try:
+        with _raised_as(UpstreamLost):
             await self._client.set_policy(name, options)
-        except engine_client.EngineUnavailable as error:
-            raise UpstreamLost(str(error)) from None
 
     def set_knobs(self, knobs: EngineKnobs) -> None:
         self._client.set_knobs(knobs)
@@ -222,16 +193,12 @@ class LocalEngine(MovableUpstream):
         await self._client.close()
 
     async def explain(self, steps: int = 0) -> Explained:
-        try:
+        with _raised_as(UpstreamLost):
             return await self._client.explain(steps)
-        except engine_client.EngineUnavailable as error:
-            raise UpstreamLost(str(error)) from None
 
     async def collect(self, *, adopt: bool = False) -> Inventory:
-        try:
+        with _raised_as(UpstreamLost):
             return await self._client.collect(adopt=adopt)
-        except engine_client.EngineUnavailable as error:
-            raise UpstreamLost(str(error)) from None
 
     def _look(self) -> None:
         before, ready = self._refused, self._client.ready
@@ -244,7 +211,7 @@ class LocalEngine(MovableUpstream):
         else:
             self._refused = self._objection(ready)
         if self._refused not in ("", before):
-            log.error("engine %s is not used: %s", self._replica_id, self._refused)
+            log.error("engine %s is not used: %s", self.replica_id, self._refused)
 
     def _tell(self) -> None:
         for watcher in self._watchers:
@@ -260,6 +227,14 @@ class LocalEngine(MovableUpstream):
             self._tell()
 
         return changed
+
+
+@contextlib.contextmanager
+def _raised_as(kind: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except engine_client.EngineUnavailable as error:
+        raise kind(str(error)) from None
 
 
 def _whole(

@@ -23,6 +23,7 @@ from ops.settings.settings import BadSetting, Settings, load
 if TYPE_CHECKING:
     from ops.pages.charts import Chart
     from ops.reporting import Part
+    from tenants.resources.resource import Resource
 
 FLAGS_KEY = "fairgate.flags"
 JSON_KEY = "fairgate.json"
@@ -133,6 +134,8 @@ class Group(click.Group):
     """A group whose commands are imported on first use."""
 
     command_class = Command
+    resources: tuple[Resource[Any], ...] | None = None
+    """None: those that the product serves, imported on first use."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -159,6 +162,14 @@ def group(**kwargs: Any) -> Callable[[Callable[..., Any]], Group]:
 
 def wants_json() -> bool:
     return bool(click.get_current_context().meta.get(JSON_KEY))
+
+
+def served_resources(root: click.Command | None = None) -> tuple[Resource[Any], ...]:
+    """The nouns of a root command, of the current one without; by default those that the product serves."""
+    from tenants.resources.all import RESOURCES
+
+    root = root or click.get_current_context().find_root().command
+    return root.resources if isinstance(root, Group) and root.resources is not None else RESOURCES
 
 
 def settings_now(extra: Mapping[str, object] | None = None) -> Settings:

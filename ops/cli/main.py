@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.base import Group
-
-if TYPE_CHECKING:
-    from tenants.resources.resource import Resource
+from ops.cli.base import Group, served_resources
 
 
 def _version() -> str:
@@ -27,7 +23,7 @@ OWN = {
         *("run.serve", "run.demo", "run.engine", "run.db"),
         *("inspect.top", "inspect.status", "admin.tenant", "admin.project", "admin.key", "admin.limit"),
         *("admin.slo", "admin.person", "admin.brake", "inspect.request", "refusal"),
-        *("inspect.flow", "inspect.quote", "inspect.audit"),
+        *("flow", "inspect.quote", "inspect.audit"),
         *("admin.price", "admin.model", "admin.upstream", "admin.usage", "admin.webhook"),
         *("inspect.ledger", "policy.policy", "inspect.forecast"),
         *("config.export", "config.diff", "config.apply", "config.alerts"),
@@ -40,15 +36,10 @@ OWN = {
 class Root(Group):
     """The command, with a group for each resource that has no module of its own."""
 
-    resources: tuple[Resource[Any], ...] | None = None
-    """None: those that the product serves, imported on first use."""
-
     def _nouns(self) -> dict[str, Group]:
         from ops.cli.resource_commands import groups
-        from tenants.resources.all import RESOURCES
 
-        resources = RESOURCES if self.resources is None else self.resources
-        return groups(resource for resource in resources if not self.lazy.get(resource.name))
+        return groups(one for one in served_resources(self) if not self.lazy.get(one.name))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*dict.fromkeys([*super().list_commands(ctx), *self._nouns()])]

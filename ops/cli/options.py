@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -35,8 +36,8 @@ class PastInstant(click.ParamType[str]):
         if re.fullmatch(r"\d+[smhdw]", text.lower()):
             ago_s = Duration().convert(text, param, ctx)
             try:
-                return (datetime.now(UTC) - timedelta(seconds=ago_s)).isoformat()
-            except OverflowError:
+                return datetime.fromtimestamp(time.time() - ago_s, UTC).isoformat()
+            except (OverflowError, ValueError):
                 self.fail(f"{text!r} ago is before the first year", param, ctx)
         try:
             if datetime.fromisoformat(text).tzinfo is None:

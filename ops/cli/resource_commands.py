@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from ops.cli.base import Command, Group, answer
 from ops.cli.options import Duration, PastInstant
 from ops.reporting import table
 from tenants.admin.cursor import MAX_PAGE, Page
+from tenants.audit.field_changes import words
 from tenants.directory.records import from_us
 from tenants.errors import Invalid
 from tenants.fields import CommandField, command_of, fields_of
@@ -33,8 +35,6 @@ from tenants.resources.resource import (
 if TYPE_CHECKING:
     from tenants.admin.admin import Admin
 
-DEFAULT_ROWS = 50
-
 
 def groups(resources: Iterable[Resource[Any]]) -> dict[str, Group]:
     """A group for each noun, by its name, with its lists and acts."""
@@ -54,7 +54,7 @@ def add_to(group: Group, resource: Resource[Any]) -> None:
 
 
 def list_command(resource: Resource[Any]) -> Command:
-    options: list[click.Parameter] = [_filter_option(one) for one in filters_of(resource.query)]
+    options: list[click.Parameter] = [filter_option(one) for one in filters_of(resource.query)]
     options += (
         []
         if resource.is_whole
@@ -62,7 +62,7 @@ def list_command(resource: Resource[Any]) -> Command:
             click.Option(
                 ["--limit"],
                 type=click.IntRange(1, MAX_PAGE),
-                default=DEFAULT_ROWS,
+                default=resource.rows,
                 show_default=True,
                 help="Rows at most.",
             ),
@@ -100,12 +100,24 @@ def _list(resource: Resource[Any], limit: int = MAX_PAGE, cursor: str | None = N
             [cells(row, shown) for row in rows],
         )
         if document["next_cursor"]:
-            click.echo(f"more: the same command with --cursor {document['next_cursor']}")
+            click.echo(f"more: {_again()} --cursor {document['next_cursor']}")
 
     answer(document["data"] if resource.is_whole else document, text)
 
 
-_NAMES = {Form.TENANT: "tenant_id", Form.PROJECT: "project_id", Form.KEY: "key_id"}
+def _again() -> str:
+    """This very command: a time ago is the instant that it meant."""
+    context, options = click.get_current_context(), []
+    for param in context.command.params:
+        value = context.params.get(param.name or "")
+        if value in (None, param.default) or param.name == "cursor":
+            continue
+        options += [(param.opts if value else param.secondary_opts)[0]]
+        options += [] if isinstance(value, bool) else [str(value)]
+    return shlex.join([*context.command_path.split(), *options])
+
+
+_NAMES = {Form.TENANT: "tenant_id", Form.PROJECT: "project_id", Form.KEY: "key_id", Form.CHANGES: "before"}
 
 
 def _has(row: Mapping[str, Any], shown: Shown) -> bool:
@@ -123,8 +135,12 @@ def _cell(row: Mapping[str, Any], shown: Shown) -> object:
             return value or row.get(_NAMES[shown.form]) or _missing(shown)
         case Form.KEY:
             return row.get("key_name") or row.get("key_id")
+    if shown.form is Form.CHANGES:
+        return words(row["before"], row["after"])
     if value is None:
         return _missing(shown)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, Mapping):
         return ", ".join(
             f"{name} {part:.3g}" for name, part in value.items() if isinstance(part, int | float)
@@ -148,11 +164,12 @@ def _missing(shown: Shown) -> str | None:
     return None if shown.missing == NONE else shown.missing
 
 
-def _filter_option(one: NamedFilter) -> click.Option:
+def filter_option(one: NamedFilter) -> click.Option:
     kind, declared = one.filter.kind, one.filter
-    name = f"--{one.name.replace('_', '-')}"
+    names = declared.option.split() or [f"--{one.name.replace('_', '-')}"]
     if kind is Kind.FLAG:
-        return click.Option([f"{name}/--no-{name[2:]}", one.field], default=None, help=declared.help)
+        name = names[0] if "/" in names[0] else f"{names[0]}/--no-{names[0][2:]}"
+        return click.Option([name, one.field], default=None, help=declared.help)
     kinds: dict[Kind, Any] = {
         Kind.CHOICE: click.Choice(declared.choices),
         Kind.SINCE: PastInstant(),
@@ -162,10 +179,10 @@ def _filter_option(one: NamedFilter) -> click.Option:
     if kind in (Kind.SINCE, Kind.UNTIL):
         words = f"{words.rstrip('.')}: an instant, or 24h, 7d ago."
     return click.Option(
-        [name, one.field],
+        [*names, one.field],
         type=kinds.get(kind, str),
-        default=one.default,
-        show_default=one.default is not None,
+        default=one.default or declared.ago or None,
+        show_default=bool(one.default or declared.ago),
         help=words or None,
     )
 

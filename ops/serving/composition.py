@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from litestar import Litestar
@@ -71,6 +71,8 @@ from tenants.ledger.ledger import Ledger
 from tenants.quota.fallback import FallbackQuotaStore
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import QuotaStore, QuotaStoreRecovering
+from tenants.resources.all import RESOURCES
+from tenants.resources.resource import Resource
 from tenants.storage.database import open_database
 from tenants.types import Tier
 
@@ -280,7 +282,9 @@ async def open_upstreams(servers: Sequence[OpenAIUpstream], closing: contextlib.
 
 
 @contextlib.asynccontextmanager
-async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
+async def build(
+    settings: Settings, pepper: bytes, resources: tuple[Resource[Any], ...] = RESOURCES
+) -> AsyncIterator[Running]:
     """Builds everything and closes it again; the database must have its schema. Raises `TenancyError`,
     `QuotaStoreUnavailable`, `TokenizerMissing`, `OSError`."""
     Catalogue(settings.pool_names, settings.aliases)  # an alias of no model stops the start
@@ -346,7 +350,7 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
             special_tokens_in_text=config.special_tokens_in_text,
             gateway_id=gateway_id,
         )
-        plugged = tuple(server for server in servers if server.has_plugin)
+        plugged = tuple(server for server in servers if server.link.has_plugin)
         await open_upstreams(servers, closing)
         control_token = secrets.token_urlsafe(32)
         tracer = open_tracer(settings, gateway_id)
@@ -381,6 +385,7 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
             shown_settings=shown_settings(settings, with_template(settings)),
             threads=threads,
             what_if=what_if,
+            resources=resources,
             tracer=tracer,
         )
         app = create_app(deps)

@@ -112,7 +112,7 @@ def pools_of(
             image_tokens=max(server.image_tokens for server in mine),
             # Any replica may get the request, so the smallest limit counts.
             max_body_bytes=min(server.max_body_bytes for server in mine),
-            is_token_fair=all(replica.has_plugin for replica in replicas),
+            is_token_fair=all(replica.link.has_plugin for replica in replicas),
             sampling=earlier.sampling if earlier is not None else OPENAI_DEFAULTS,
         )
     if not specs:

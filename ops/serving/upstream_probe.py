@@ -9,6 +9,7 @@ from typing import Any
 from engine.messages import Submit
 from gateway.requests.prompt import EstimatedRenderer, PromptRenderer
 from gateway.upstream.base import CountedOutcome, SequenceRefused, UpstreamLost, UpstreamUnavailable, Wording
+from gateway.upstream.openai.config import PrefixCache
 from gateway.upstream.openai.monitor import CONTRADICTIONS
 from gateway.upstream.openai.upstream import OpenAIUpstream
 
@@ -41,8 +42,9 @@ async def faults_of(upstream: OpenAIUpstream, renderer: Renderer) -> list[str]:
     try:
         for is_streamed in (True, False):
             await _ask(upstream, renderer, "Count from one to one hundred.", is_streamed=is_streamed)
-        faults = [f"it {CONTRADICTIONS[kind]}" for kind, number in upstream.contradictions.items() if number]
-        if upstream.is_salted:
+        contradictions = upstream.monitor.contradictions
+        faults = [f"it {CONTRADICTIONS[kind]}" for kind, number in contradictions.items() if number]
+        if upstream.monitor.prefix_cache is PrefixCache.SALTED:
             faults += await _faults_of_cache(upstream, renderer)
     except (SequenceRefused, UpstreamLost, UpstreamUnavailable) as error:
         return [f"it does not answer as it should: {error}"]

@@ -10,7 +10,8 @@ from msgspec.structs import replace as with_fields
 from ops.simulate.recorded import Recorded, RecordedAnswer
 from ops.simulate.traffic.requests import BadTrace
 from tenants.admin import validation
-from tenants.config_file.document import ConfigInvalid, ConfigLimit, Place
+from tenants.config_file.base import ConfigInvalid, Place
+from tenants.config_file.document import ConfigLimit
 from tenants.config_file.plan_limits import LimitName, described, limit_in_file, name_in_file, name_of
 from tenants.config_file.state import PLATFORM_LIMIT, TENANT_LIMIT, SubjectName
 from tenants.config_file.yaml_reader import ConfigFileText, read_file

@@ -22,7 +22,7 @@ from gateway.domain.server_description import (
     server_of,
 )
 from gateway.flow.lanes import LaneRule, long_tokens_of
-from gateway.flow.placement import LeastLoaded
+from gateway.flow.placement import Scorer
 from gateway.flow.routing import PrefixRouter
 from gateway.flow.window import WindowRule
 from ops.simulate.machines.machines import Machine, profile_machine
@@ -102,7 +102,7 @@ class ReplayedServer:
                 queue.batch_share,
             ),
             "reservation_burst_s": queue.reservation_burst_s,
-            "scorer": PrefixRouter() if replicas > 1 else LeastLoaded(),
+            "scorer": PrefixRouter() if replicas > 1 else Scorer(),
         }
 
 

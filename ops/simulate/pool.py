@@ -25,7 +25,8 @@ from engine.virtual.fast_replica import SimulatedReplica, StepsTaken
 from engine.virtual.step_shapes import make_shapes
 from gateway.domain.targets import NO_TARGETS, RequestTargets, targets_of
 from gateway.flow.controller import Dispatch, FlowController, Ticket
-from gateway.flow.window import NUM_RANKS, Replica, WindowRule
+from gateway.flow.knobs import NEVER_S, QueueSettings
+from gateway.flow.window import Replica, WindowRule
 from ops.simulate.machines.machines import Machine
 from ops.simulate.predictions import Learned, Predictions
 from ops.simulate.records import Records
@@ -38,11 +39,9 @@ KV_WINDOW = 1.0
 DECLARED_TOKENS = 4096
 """`max_tokens` of requests, which must not give the answer's length away; longer answers declare theirs."""
 MOST_QUEUED = 5_000_000
-NEVER_S = (float("inf"),) * NUM_RANKS
-
-
-class PoolStuck(RuntimeError):
-    """Work is left and no event is due: a bug."""
+SIMULATED_QUEUE = QueueSettings(
+    MOST_QUEUED, MOST_QUEUED, NEVER_S, WindowRule(LOOKAHEAD_SEQUENCES, KV_WINDOW), log_records=1
+)
 
 
 @dataclass(slots=True)
@@ -113,6 +112,7 @@ class PoolBudget(Protocol):
 class SimulatedPool:
     """Replicas behind one queue, for one run. Raises `UnknownPolicy` and ValueError for options."""
 
+    # Options of an experiment: a caller names two or three of them.
     def __init__(
         self,
         policy: str,
@@ -122,7 +122,6 @@ class SimulatedPool:
         options: PolicyOptions | None = None,
         predictions: Predictions | None = None,
         prefix_caching: bool = True,
-        padded: bool = False,
         runs: bool = True,
         watch: PoolObserver | None = None,
         stepwise: bool = False,
@@ -131,7 +130,8 @@ class SimulatedPool:
         budget: Callable[[SimulatedPool], PoolBudget] | None = None,
     ) -> None:
         """`stepwise`: replicas are whole engine cores, and the gateway decides after each step.
-        `declared_tokens`: `max_tokens` of requests without their own. `flow`: options of the controller."""
+        `declared_tokens`: `max_tokens` of requests without their own. `flow`: settings of the queue
+        that differ, and its `scorer`."""
         self.policy = policy
         self.machine = machine
         self.records = Records()
@@ -144,23 +144,14 @@ class SimulatedPool:
         self._predictions = predictions if predictions is not None else Learned()
         self._prefix_caching = prefix_caching
         self._runs = runs
-        self._padded = padded
         self._stepwise = stepwise
         self._declared_tokens = declared_tokens
         self.watch = watch or PoolObserver()
         made = SIMULATED.get(policy, policy)
-        self.flow = FlowController(
-            make_policy(made, options).order,
-            ServiceCounters(),
-            **{
-                "max_queued": MOST_QUEUED,
-                "max_queued_per_tenant": MOST_QUEUED,
-                "queue_ttl_s": NEVER_S,
-                "window": WindowRule(LOOKAHEAD_SEQUENCES, KV_WINDOW),
-                "log_records": 1,
-                **(flow or {}),
-            },
-        )
+        of_queue = dict(flow or {})
+        scorer = of_queue.pop("scorer", None)
+        settings = replace(SIMULATED_QUEUE, **of_queue)
+        self.flow = FlowController(make_policy(made, options).order, ServiceCounters(), settings, scorer)
         self._config = EngineConfig(
             policy=made,
             policy_options=options or PolicyOptions(),
@@ -194,7 +185,7 @@ class SimulatedPool:
             self._config,
             machine.timing,
             make_shapes(
-                padded=self._padded or machine.padded,
+                padded=machine.padded,
                 keeps_rows=machine.keeps_rows or self.policy in SIMULATED,
             ),
             num_blocks=machine.num_blocks,
@@ -212,7 +203,8 @@ class SimulatedPool:
         return Member(number, replica_id, engine, size)
 
     def run(self, requests: Iterable[SimulatedRequest], *, until_s: float = float("inf")) -> None:
-        """Serves `requests` (in order of arrival) to their end, or until `until_s`. Raises `PoolStuck`."""
+        """Serves `requests` (in order of arrival) to their end, or until `until_s`. Raises `RuntimeError`
+        where work is left and no event is due: a bug."""
         self._arrivals = iter(requests)
         self._coming = next(self._arrivals, None)
         events = self._events
@@ -237,7 +229,7 @@ class SimulatedPool:
             else:
                 break
         if until_s == float("inf") and self._live:
-            raise PoolStuck(f"{len(self._live)} requests are left and nothing runs under {self.policy}")
+            raise RuntimeError(f"{len(self._live)} requests are left and nothing runs under {self.policy}")
         for member in self.members:
             if not member.is_busy:
                 member.longest_idle_s = max(member.longest_idle_s, self.now_s - member.idle_since_s)
@@ -332,7 +324,9 @@ class SimulatedPool:
         """The policy waits on purpose: it is asked again then, or when something arrives."""
         until_s = happened.wait_until_s
         if until_s is None or until_s <= self.now_s:
-            raise PoolStuck(f"{member.replica_id} computes nothing at {self.now_s:.3f} s under {self.policy}")
+            raise RuntimeError(
+                f"{member.replica_id} computes nothing at {self.now_s:.3f} s under {self.policy}"
+            )
         if member.waits_until_s != until_s:
             member.waits_until_s = until_s
             member.ticket += 1

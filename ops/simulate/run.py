@@ -93,13 +93,12 @@ def served_pool(scenario: Scenario, policy: str, watch: PoolObserver, *, runs: b
     """The scenario's pool after the last answer's end. Raises as `run_policy` does."""
     pool = SimulatedPool(
         policy,
-        scenario.machine,
+        replace(scenario.machine, padded=scenario.padded or scenario.machine.padded),
         replicas=scenario.replicas,
         options=scenario.options_of(policy),
         predictions=PREDICTIONS[scenario.predictions](),
         # Where nothing is shared, a cache changes nothing but the time that the simulation takes.
         prefix_caching=scenario.source.has_prefixes,
-        padded=scenario.padded,
         runs=runs,
         watch=watch,
         flow=scenario.flow(),

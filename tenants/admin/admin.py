@@ -10,10 +10,7 @@ from typing import Any, TypeVar
 from tenants.admin.keys import KeyActs
 from tenants.admin.ledger import LedgerActs
 from tenants.admin.limits import LimitActs
-from tenants.admin.lists.audit import AuditReads
 from tenants.admin.lists.engine_time import EngineTimeReads
-from tenants.admin.lists.flow import FlowReads
-from tenants.admin.lists.moves import MoveReads
 from tenants.admin.lists.person_sessions import PersonSessionActs
 from tenants.admin.lists.sessions import SessionReads
 from tenants.admin.lists.usage import UsageActs
@@ -49,12 +46,9 @@ class Admin:
         self.drains = DrainActs(transactions)
         self.policy = PolicyActs(transactions)
         self.ledger = LedgerActs(transactions)
-        self.audit = AuditReads(transactions)
         self.usage = UsageActs(transactions)
         self.sessions = SessionReads(transactions)
-        self.flow = FlowReads(transactions)
         self.engine_time = EngineTimeReads(transactions)
-        self.moves = MoveReads(transactions)
 
     async def with_names(self, items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         return await self.transactions.with_names(items)

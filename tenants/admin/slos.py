@@ -2,64 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from sqlalchemy import Connection, delete, insert, update
+from sqlalchemy import Connection
 
 from tenants.admin import validation
 from tenants.admin.audit import Actor
-from tenants.admin.transaction import AdminActs, Change, IfMatch
+from tenants.admin.table_noun import TableNoun
+from tenants.admin.transaction import AdminActs, IfMatch
 from tenants.directory import queries
-from tenants.directory.keys import new_id
-from tenants.errors import Invalid, NotFound
 from tenants.slo import store as slo_store
 from tenants.slo.slo import DAY_S, PERIOD_DAYS, SPAN_S, Missed, SloReport, SloTally, burning
-from tenants.slo.target import METRICS, Slo, SloSet, as_row, draft_of
+from tenants.slo.target import METRICS, Slo, SloSet, as_row, draft_of, of_row
 from tenants.storage import tables
 from tenants.types import Tier
 
-MAX_SLOS = 10_000
+TARGETS = TableNoun(
+    "slo",
+    "targets",
+    tables.slos,
+    Slo,
+    names=("tenant_id", "tier", "metric"),
+    order=(tables.slos.c.tenant_id, tables.slos.c.tier, tables.slos.c.metric),
+    as_row=as_row,
+    as_json=Slo.as_json,
+    of_row=of_row,
+    draft_of=draft_of,
+)
 
 
 class SloActs(AdminActs):
     async def set(self, actor: Actor | str, wanted: SloSet, *, if_match: IfMatch = None) -> Slo:
         """`percentile` per cent of the requests in a tier must have `metric` (`ttft`, `tpot`, `e2e`) within
-        `target_s`. `tenant` None: of each tenant without a target of its own. One per (tenant, tier, metric):
-        setting it again replaces it. What was counted stays."""
-        draft = draft_of(wanted)
-
-        def change(connection: Connection, now_us: int) -> Change[Slo]:
-            tenant_id = ""
-            if wanted.tenant is not None:
-                tenant_id = queries.find_tenant(connection, wanted.tenant).tenant_id
-            table = tables.slos
-            same = {"tenant_id": tenant_id, "tier": draft.tier.value, "metric": draft.metric}
-            is_it = [table.c[name] == value for name, value in same.items()]
-            before = next(iter(slo_store.slos_where(connection, *is_it)), None)
-            if before is None:
-                if queries.count(connection, table) >= MAX_SLOS:
-                    raise Invalid(
-                        "slo", f"there are {MAX_SLOS} targets already, which is the most; remove one"
-                    )
-                after = replace(draft, id=new_id("slo"), tenant_id=tenant_id)
-                connection.execute(insert(table).values(created_us=now_us, **as_row(after)))
-            else:
-                after = replace(draft, id=before.id, tenant_id=tenant_id)
-                connection.execute(update(table).where(table.c.id == before.id).values(as_row(after)))
-            was = None if before is None else before.as_json()
-            return Change(after, after.id, tenant_id or None, was, after.as_json())
-
-        return await self._transactions.act(actor, "slo.set", change, if_match)
+        `target_s`. `tenant` None: of each tenant without a target of its own. What was counted stays."""
+        return await TARGETS.set(self._transactions, actor, wanted, if_match)
 
     async def remove(self, actor: Actor | str, slo_id: str, *, if_match: IfMatch = None) -> Slo:
         """What was counted stays. Raises `NotFound`."""
-
-        def change(connection: Connection, now_us: int) -> Change[Slo]:
-            before = find_slo(connection, slo_id)
-            connection.execute(delete(tables.slos).where(tables.slos.c.id == slo_id))
-            return Change(before, slo_id, before.tenant_id or None, before=before.as_json())
-
-        return await self._transactions.act(actor, "slo.remove", change, if_match)
+        return await TARGETS.remove(self._transactions, actor, slo_id, if_match)
 
     async def report(self, tenant: str | None = None, tier: str | None = None) -> list[SloReport]:
         """How each target was met for each tenant that sent requests, over the period."""
@@ -71,7 +49,7 @@ class SloActs(AdminActs):
             names = {row.tenant_id: row.name for row in queries.tenants_where(connection)}
             targets = {
                 (target.tenant_id, target.tier.value, target.metric): target
-                for target in slo_store.slos_where(connection)
+                for target in TARGETS.rows(connection)
             }
             since_s = int(now_s) - PERIOD_DAYS * DAY_S
             by_day = slo_store.counts(connection, DAY_S, since_s - DAY_S + 1, tenant_id)
@@ -127,11 +105,3 @@ class SloActs(AdminActs):
         """The targets that one request missed, with their evidence."""
         is_it = tables.slo_misses.c.request_id == request_id
         return await self._transactions.read(lambda one: slo_store.misses(one, [is_it], len(METRICS)))
-
-
-def find_slo(connection: Connection, slo_id: str) -> Slo:
-    """Raises `NotFound`."""
-    found = slo_store.slos_where(connection, tables.slos.c.id == queries.plain(slo_id))
-    if not found:
-        raise NotFound("slo", slo_id[:80])
-    return found[0]

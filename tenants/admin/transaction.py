@@ -16,6 +16,8 @@ from sqlalchemy.exc import IntegrityError
 from tenants.admin import audit
 from tenants.admin.audit import Actor
 from tenants.audit.accesses import Access, MergedAccess
+from tenants.audit.log import AuditLog
+from tenants.audit.note import SigningKey
 from tenants.directory import names
 from tenants.directory.keys import check_pepper
 from tenants.errors import AlreadyExists, PersonChanged, PreconditionFailed
@@ -122,6 +124,10 @@ class Transactions:
                 audit.record_accesses(connection, rows, at_us=now_us, name_key=self.pepper)
 
         await self.database.write(write)
+
+    def audit_log(self, key: SigningKey | None = None) -> AuditLog:
+        """The audit as a signed log; `key`: what it is signed with here."""
+        return AuditLog(self.database, key, self.clock)
 
     async def with_names(self, items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Items with the names of tenants, projects and keys beside their ids."""

@@ -100,7 +100,7 @@ def acts_of(connection: Connection, name: str, person_id: str) -> ColumnElement[
     return audit.c.actor.in_([f"{ACTOR}{MARK}{digest}" for digest in connection.execute(query).scalars()])
 
 
-class Shown:
+class ShownPersons:
     def __init__(self, connection: Connection, rows: Iterable[RowMapping]) -> None:
         self._texts = _texts(connection, {found for row in rows for found in _hashes(row)})
 

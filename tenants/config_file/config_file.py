@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
 from tenants.admin.commands import KeyChange, KeyCreate, PriceSet, ProjectCreate, TenantChange, TenantCreate
 from tenants.admin.transaction import IfMatch, require_match
-from tenants.config_file.document import ConfigInvalid, Configuration
+from tenants.config_file.base import ConfigInvalid
+from tenants.config_file.document import Configuration
 from tenants.config_file.export import exported, left_out
 from tenants.config_file.plan import PlanTerms, make_plan
 from tenants.config_file.state import ConfigState, read_state
@@ -22,7 +23,7 @@ from tenants.config_file.steps import ConfigPlan, ConfigStep, PolicyMove, standi
 from tenants.directory import queries
 from tenants.errors import AlreadyExists, NotFound, PreconditionFailed
 from tenants.nouns.limit import LimitSet
-from tenants.slo.target import SloSet
+from tenants.resources.resource import ActCall, ResourceAct
 from tenants.storage.database import Database
 
 
@@ -68,12 +69,15 @@ class ConfigFile:
         self._database = database
         self._admin = admin
         self._terms = terms
+        self._acts = {act.name: act for resource in terms.resources for act in resource.acts}
         self._clock = clock
 
     async def export(self) -> ConfigExport:
         def look(connection: Connection) -> ConfigExport:
             state = self._state(connection)
-            return ConfigExport(state.revision, exported(state), tuple(left_out(state)))
+            return ConfigExport(
+                state.revision, exported(state, self._terms.resources), tuple(left_out(state))
+            )
 
         return await self._database.read(look)
 
@@ -98,7 +102,7 @@ class ConfigFile:
             for step in plan.steps:
                 with standing_at(step.place):
                     try:
-                        await _perform(inside, actor, step, made)
+                        await _perform(inside, actor, step, made, self._acts)
                     except (AlreadyExists, NotFound) as error:
                         raise ConfigInvalid(step.place, str(error)) from None
             return list(made.values())
@@ -116,11 +120,15 @@ class ConfigFile:
             raise PreconditionFailed(stored(now))
 
     def _state(self, connection: Connection) -> ConfigState:
-        return read_state(connection, round(self._clock() * 1e6))
+        return read_state(connection, round(self._clock() * 1e6), self._terms.resources)
 
 
 async def _perform(
-    admin: Admin, actor: Actor | str, step: ConfigStep, made: dict[tuple[str, str], MadeKey]
+    admin: Admin,
+    actor: Actor | str,
+    step: ConfigStep,
+    made: dict[tuple[str, str], MadeKey],
+    acts: Mapping[str, ResourceAct],
 ) -> None:
     """Does one step; a new key goes to `made`."""
     tenant, reference = step.tenant, step.reference
@@ -153,10 +161,6 @@ async def _perform(
             await admin.limits.set(actor, wanted)
         case "limit.remove", None:
             await admin.limits.remove(actor, reference, tenant or None)
-        case "slo.set", SloSet() as wanted:
-            await admin.slos.set(actor, wanted)
-        case "slo.remove", None:
-            await admin.slos.remove(actor, reference)
         case "price.set", PriceSet() as wanted:
             await admin.prices.set(actor, wanted)
         case "policy.set", PolicyMove(before=before, after=after):
@@ -164,4 +168,6 @@ async def _perform(
         case "policy.from_settings", PolicyMove(before=before, after=after):
             await admin.policy.forget(actor, after, before)
         case _:
-            raise AssertionError(f"no such act: {step.act}")
+            act = acts[step.act]
+            call = ActCall(Actor(actor) if isinstance(actor, str) else actor, reference, step.command)
+            await act.run(admin, call)

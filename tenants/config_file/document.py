@@ -6,20 +6,18 @@ in whole nano-dollars a token, amounts are whole numbers: the same fields as tho
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from tenants.errors import Invalid
-from tenants.fields import annotate
-from tenants.nouns.limit import LimitTerms
-from tenants.slo.target import METRICS
+from tenants.config_file.base import State
+from tenants.config_file.parts import Resources, documents, part_like, part_of
+from tenants.nouns.limit import LimitSet
+from tenants.resources.slos import SLOS
 from tenants.types import SCOPES, OnLowBudget, Tier
 
-Place = tuple[str | int, ...]
-"""Way to a value from the top of the file: `("tenants", 3, "weight")`."""
 VERSION: Literal[1] = 1
 ALL: Literal["all"] = "all"
 """Of `models`: no restriction."""
@@ -27,34 +25,12 @@ OF_TENANT: Literal["tenant"] = "tenant"
 """Of a key's `tiers` and `default_tier`: it has none of its own."""
 NEVER = "never"
 """Of a key's `expires`: it has no end."""
-State = Annotated[
-    Literal["present", "absent"], Meta(description="`absent`: it is removed. What is not named stays.")
-]
 Models = Annotated[
     list[str] | Literal["all"], Meta(description="Names of models that may be used, or the word `all`.")
 ]
 Networks = Annotated[
     list[str], Meta(description="Networks in CIDR notation that it may be used from; none: anywhere.")
 ]
-
-
-class ConfigInvalid(Invalid):
-    """A value of the file that is refused; nothing was changed. `field` is the place."""
-
-    def __init__(self, place: Place, message: str) -> None:
-        super().__init__(as_text(place), message)
-        self.place = place
-
-
-def as_text(place: Place) -> str:
-    """`tenants[3].weight`."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
-    return text.removeprefix(".") or "the file"
-
-
-def place_of(text: str) -> Place:
-    parts = re.findall(r"([^.\[\]]+)|\[(\d+)\]", text)
-    return tuple(int(number) if number else name for name, number in parts)
 
 
 def _one_of(values: Any) -> Meta:
@@ -67,6 +43,12 @@ TierName = Annotated[str, _one_of(Tier)]
 
 class ConfigPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Base of everything in the file."""
+
+
+C = TypeVar("C", bound=ConfigPart)
+assert SLOS.document is not None
+ConfigTarget: Any = part_of(SLOS.document, ConfigPart)
+"""A latency target."""
 
 
 class ConfigPolicy(ConfigPart):
@@ -95,24 +77,9 @@ class ConfigPrice(ConfigPart):
     reasoning_weight: int | None = None
 
 
-class ConfigTarget(ConfigPart):
-    """A latency target."""
-
-    tier: TierName
-    metric: Annotated[str, _one_of(METRICS)]
-    state: State = "present"
-    target_s: float | None = None
-    percentile: Annotated[
-        float, Meta(description="Per cent of the requests that must meet it; the default is 95.")
-    ] = 95.0
-
-
-class ConfigLimit(ConfigPart, LimitTerms, kw_only=True):
-    """A limit. There is one for each subject, meter, shape (window, rate or concurrency), tier, model and
-    size of request. Keys are named, not numbered."""
-
-    state: State = "present"
-    amount: int | None = None  # type: ignore[assignment]  # what is removed needs none
+ConfigLimit: Any = part_like("ConfigLimit", LimitSet, ("meter",), ConfigPart, without=("tenant", "platform"))
+"""A limit. There is one for each subject, meter, shape (window, rate or concurrency), tier, model and size of
+request. Its key is named."""
 
 
 class ConfigProject(ConfigPart):
@@ -184,11 +151,32 @@ class Configuration(ConfigPart):
     tenants: list[ConfigTenant] = []
 
 
+def _with_sections(base: type[C], resources: Resources, *, of_tenants: bool, tenants: Any = None) -> type[C]:
+    """`base` with a section for each resource that has one; `tenants`: the type of its tenants."""
+    fields: list[Any] = [] if tenants in (None, ConfigTenant) else [("tenants", list[tenants], [])]
+    fields += [
+        (document.section, list[part_of(document, ConfigPart)], [])  # type: ignore[misc]
+        for _, document in documents(resources, of_tenants=of_tenants)
+        if document.section not in base.__struct_fields__
+    ]
+    if not fields:
+        return base
+    return msgspec.defstruct(base.__name__, fields, bases=(base,), kw_only=True)  # type: ignore[return-value]
+
+
+@cache
+def tenant_type(resources: Resources) -> type[ConfigTenant]:
+    return _with_sections(ConfigTenant, resources, of_tenants=True)
+
+
+@cache
+def configuration_type(resources: Resources) -> type[Configuration]:
+    return _with_sections(Configuration, resources, of_tenants=False, tenants=tenant_type(resources))
+
+
 def json_schema() -> dict[str, Any]:
-    schema = msgspec.json.schema(Configuration)
-    annotate(schema["$defs"], ConfigPart.__subclasses__())
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Fairgate configuration",
-        **schema,
+        **msgspec.json.schema(Configuration),
     }

@@ -6,7 +6,7 @@ without a unique name with their limits, and overrides and brakes, which end by 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,13 +20,16 @@ from tenants.config_file.document import (
     VERSION,
     ConfigKey,
     ConfigLimit,
+    ConfigPart,
     ConfigPolicy,
     ConfigPrice,
     ConfigProject,
-    ConfigTarget,
     ConfigTenant,
     Configuration,
+    configuration_type,
+    tenant_type,
 )
+from tenants.config_file.parts import Resources, documents, exported_parts
 from tenants.config_file.plan_limits import name_of
 from tenants.config_file.state import (
     EACH_END_USER,
@@ -39,24 +42,23 @@ from tenants.config_file.state import (
 from tenants.directory.records import tier_names
 from tenants.nouns.limit import terms_of
 from tenants.pricing.pricing import PriceBook
-from tenants.slo.target import METRICS, Slo
 from tenants.types import Limit, Tier
 
 LIMIT_ORDER = (PLATFORM_LIMIT, TENANT_LIMIT, "project", "key", EACH_END_USER, "end_user")
 LONGEST_LINE = 2**16
 
 
-def exported(state: ConfigState) -> Configuration:
+def exported(state: ConfigState, resources: Resources) -> Configuration:
     """The file that makes no steps with this state."""
     platform = [(SubjectName(PLATFORM_LIMIT), limit) for limit in state.platform_limits]
     policy = state.policy
-    return Configuration(
+    return configuration_type(resources)(
         version=VERSION,
         policy=None if policy is None else ConfigPolicy(name=policy.name, options=_sorted(policy.options)),
         prices=list(_prices(state.prices)),
-        targets=_targets(state.targets),
+        **_sections(resources, state.parts, of_tenants=False),
         platform_limits=_limits(platform),
-        tenants=[_tenant(tenant) for _, tenant in sorted(state.tenants.items())],
+        tenants=[_tenant(tenant, resources) for _, tenant in sorted(state.tenants.items())],
     )
 
 
@@ -91,10 +93,10 @@ def _sorted(values: Any) -> dict[str, Any]:
     return dict(sorted(values.items()))
 
 
-def _tenant(there: TenantState) -> ConfigTenant:
+def _tenant(there: TenantState, resources: Resources) -> ConfigTenant:
     tenant = there.tenant
     projects = {project.project_id: project.name for project in there.projects.values()}
-    return ConfigTenant(
+    return tenant_type(resources)(
         name=tenant.name,
         status=tenant.status,
         weight=tenant.weight,
@@ -123,7 +125,7 @@ def _tenant(there: TenantState) -> ConfigTenant:
             for key in there.named_keys()
         ],
         limits=_limits(there.named_limits()),
-        targets=_targets(there.targets),
+        **_sections(resources, there.parts, of_tenants=True),
     )
 
 
@@ -144,19 +146,13 @@ def _limit(subject: SubjectName, limit: Limit) -> ConfigLimit:
     return ConfigLimit(**terms_of(limit), **own)
 
 
-def _targets(targets: Iterable[Slo]) -> list[ConfigTarget]:
-    order = list(Tier)
-    return [
-        ConfigTarget(
-            tier=target.tier.value,
-            metric=target.metric,
-            target_s=target.target_s,
-            percentile=target.per_mille / 10,
-        )
-        for target in sorted(
-            targets, key=lambda target: (order.index(target.tier), METRICS.index(target.metric))
-        )
-    ]
+def _sections(
+    resources: Resources, parts: Mapping[str, Sequence[Any]], *, of_tenants: bool
+) -> dict[str, Any]:
+    return {
+        document.section: exported_parts(resource, document, ConfigPart, parts.get(document.section, ()))
+        for resource, document in documents(resources, of_tenants=of_tenants)
+    }
 
 
 def _prices(book: PriceBook) -> Iterator[ConfigPrice]:

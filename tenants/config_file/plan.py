@@ -10,28 +10,21 @@ from dataclasses import dataclass
 
 from tenants.admin.platform.policy import StoredPolicy
 from tenants.admin.projects import DEFAULT_PROJECT
-from tenants.config_file.document import (
-    ConfigInvalid,
-    ConfigLimit,
-    ConfigPolicy,
-    ConfigTarget,
-    ConfigTenant,
-    Configuration,
-    Place,
-)
+from tenants.config_file.base import ConfigInvalid, Place
+from tenants.config_file.document import ConfigLimit, ConfigPolicy, ConfigTenant, Configuration
 from tenants.config_file.export import exported
+from tenants.config_file.parts import Resources, documents, part_steps, unnamed_parts
 from tenants.config_file.plan_limits import (
     described,
-    described_target,
     limit_steps,
     name_in_file,
     name_of,
-    target_steps,
 )
 from tenants.config_file.plan_prices import price_steps
 from tenants.config_file.plan_tenants import tenant_steps
 from tenants.config_file.state import PLATFORM_LIMIT, ConfigState, SubjectName
 from tenants.config_file.steps import ConfigPlan, ConfigStep, NamedOnce, PolicyMove, differences
+from tenants.resources.all import RESOURCES
 from tenants.types import Tier
 
 POLICY = "scheduling policy"
@@ -47,6 +40,8 @@ class PlanTerms:
     """The policy where none is stored."""
     checked: Callable[[StoredPolicy], StoredPolicy] = lambda wanted: wanted
     """A policy with the options that are not its defaults. Raises ValueError for what is none."""
+    resources: Resources = RESOURCES
+    """Whose sections the file has."""
 
 
 def make_plan(state: ConfigState, wanted: Configuration, terms: PlanTerms) -> ConfigPlan:
@@ -58,21 +53,29 @@ def make_plan(state: ConfigState, wanted: Configuration, terms: PlanTerms) -> Co
             raise ConfigInvalid(
                 step.place, f"is beyond the {MAX_STEPS} acts of one transaction: apply the file in parts"
             )
-    return ConfigPlan(state.revision, tuple(steps), tuple(unnamed(exported(state), wanted)))
+    return ConfigPlan(
+        state.revision,
+        tuple(steps),
+        tuple(unnamed(exported(state, terms.resources), wanted, terms.resources)),
+    )
 
 
 def _steps(state: ConfigState, wanted: Configuration, terms: PlanTerms) -> Iterator[ConfigStep]:
     if wanted.policy is not None:
         yield from _policy_steps(wanted.policy, state.policy, terms, ("policy",))
     yield from price_steps(wanted.prices, state.prices, terms.multipliers, ("prices",))
-    yield from target_steps("", wanted.targets, state.targets, ("targets",))
+    for resource, document in documents(terms.resources, of_tenants=False):
+        section = document.section
+        yield from part_steps(
+            resource, document, "", getattr(wanted, section), state.parts.get(section, ()), (section,)
+        )
     platform = {name_of(SubjectName(PLATFORM_LIMIT), limit): limit for limit in state.platform_limits}
     yield from limit_steps("", wanted.platform_limits, platform, {}, (), ("platform_limits",))
     seen = NamedOnce()
     for number, tenant in enumerate(wanted.tenants):
         place: Place = ("tenants", number)
         seen.add(tenant.name, f"tenant {tenant.name!r}", place)
-        yield from tenant_steps(tenant, state.tenants.get(tenant.name), state.now_us, place)
+        yield from tenant_steps(tenant, state.tenants.get(tenant.name), state.now_us, place, terms.resources)
 
 
 def _policy_steps(
@@ -96,24 +99,26 @@ def _policy_steps(
         yield ConfigStep("policy.set", POLICY, place, PolicyMove(now, after), changes)
 
 
-def unnamed(there: Configuration, wanted: Configuration) -> Iterator[str]:
+def unnamed(there: Configuration, wanted: Configuration, resources: Resources) -> Iterator[str]:
     """What `there` (the state as a file) has and `wanted` does not; of unnamed tenants only the tenants."""
     if there.policy is not None and wanted.policy is None:
         yield f"scheduling policy {there.policy.name}"
     priced = {price.model for price in wanted.prices}
     models = dict.fromkeys(price.model for price in there.prices)
     yield from (f"prices of {model}" for model in models if model not in priced)
-    yield from _targets("", there.targets, wanted.targets)
+    for _, document in documents(resources, of_tenants=False):
+        section = document.section
+        yield from unnamed_parts(document, "", getattr(there, section), getattr(wanted, section))
     yield from _limits("", there.platform_limits, wanted.platform_limits)
     tenants = {tenant.name: tenant for tenant in wanted.tenants}
     for tenant in there.tenants:
         if tenant.name in tenants:
-            yield from _of_tenant(tenant, tenants[tenant.name])
+            yield from _of_tenant(tenant, tenants[tenant.name], resources)
         else:
             yield f"tenant {tenant.name}"
 
 
-def _of_tenant(there: ConfigTenant, wanted: ConfigTenant) -> Iterator[str]:
+def _of_tenant(there: ConfigTenant, wanted: ConfigTenant, resources: Resources) -> Iterator[str]:
     name = there.name
     projects = {DEFAULT_PROJECT, *(project.name for project in wanted.projects)}
     yield from (
@@ -122,7 +127,9 @@ def _of_tenant(there: ConfigTenant, wanted: ConfigTenant) -> Iterator[str]:
     keys = {key.name for key in wanted.keys}
     yield from (f"{name}: key {key.name}" for key in there.keys if key.name not in keys)
     yield from _limits(name, there.limits, wanted.limits)
-    yield from _targets(name, there.targets, wanted.targets)
+    for _, document in documents(resources, of_tenants=True):
+        section = document.section
+        yield from unnamed_parts(document, name, getattr(there, section), getattr(wanted, section))
 
 
 def _limits(tenant: str, there: Sequence[ConfigLimit], wanted: Sequence[ConfigLimit]) -> Iterator[str]:
@@ -131,10 +138,3 @@ def _limits(tenant: str, there: Sequence[ConfigLimit], wanted: Sequence[ConfigLi
         name = name_in_file(tenant, limit)
         if name not in named:
             yield described(tenant, name)
-
-
-def _targets(tenant: str, there: Sequence[ConfigTarget], wanted: Sequence[ConfigTarget]) -> Iterator[str]:
-    named = {(target.tier, target.metric) for target in wanted}
-    for target in there:
-        if (target.tier, target.metric) not in named:
-            yield described_target(tenant, target.tier, target.metric)

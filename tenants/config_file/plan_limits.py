@@ -1,16 +1,16 @@
-"""Steps for limits and targets. Pure."""
+"""Steps for limits. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tenants.config_file.document import ConfigInvalid, ConfigLimit, ConfigTarget, Place
+from tenants.config_file.base import ConfigInvalid, Place
+from tenants.config_file.document import ConfigLimit
 from tenants.config_file.state import EACH_END_USER, PLATFORM_LIMIT, TENANT_LIMIT, SubjectName
 from tenants.config_file.steps import ConfigStep, NamedOnce, differences, standing_at
-from tenants.nouns.limit import LimitSet, LimitTerms, limit_as_json, limit_from
+from tenants.nouns.limit import NARROWER, TERMS, LimitSet, limit_as_json, limit_from
 from tenants.nouns.limit_checks import limit_columns, narrowed_to
-from tenants.slo.target import Slo, SloSet, draft_of
 from tenants.types import PLATFORM, Limit, SubjectKind
 
 LimitName = tuple[SubjectName, str, str, str, str, int]
@@ -104,42 +104,6 @@ def _steps_of(
         yield ConfigStep("limit.set", what, at, command, changes, tenant)
 
 
-def target_steps(
-    tenant: str, wanted: Sequence[ConfigTarget], there: Iterable[Slo], place: Place
-) -> Iterator[ConfigStep]:
-    """Steps for one tenant's targets, or (tenant '') for the default ones."""
-    seen, old = NamedOnce(), {(target.tier.value, target.metric): target for target in there}
-    for number, part in enumerate(wanted):
-        at = (*place, number)
-        seen.add((part.tier, part.metric), f"the target of {part.metric} in tier {part.tier}", at)
-        before = old.get((part.tier, part.metric))
-        what = described_target(tenant, part.tier, part.metric)
-        was = None if before is None else before.as_json()
-        if part.state == "absent":
-            if before is not None:
-                yield ConfigStep("slo.remove", what, at, None, differences(was, None), tenant, before.id)
-            continue
-        if part.target_s is None:
-            raise ConfigInvalid((*at, "target_s"), "is missing: say within how many seconds")
-        command = SloSet(
-            tier=part.tier,
-            metric=part.metric,
-            target_s=part.target_s,
-            percentile=part.percentile,
-            tenant=tenant or None,
-        )
-        with standing_at(at):
-            after = draft_of(command)
-        changes = differences(was, after.as_json())
-        if changes:
-            yield ConfigStep("slo.set", what, at, command, changes, tenant)
-
-
-def described_target(tenant: str, tier: str, metric: str) -> str:
-    """`acme: target ttft in tier interactive`."""
-    return f"{tenant or 'all tenants'}: target {metric} in tier {tier}"
-
-
 def _subject(tenant: str, part: ConfigLimit, at: Place) -> SubjectName:
     named = narrowed_to(part)
     if not tenant and named:
@@ -152,7 +116,7 @@ def _subject(tenant: str, part: ConfigLimit, at: Place) -> SubjectName:
 
 
 def _command(tenant: str, subject: SubjectName, part: ConfigLimit, keys: Mapping[str, str]) -> LimitSet:
-    given = {name: getattr(part, name) for name in LimitTerms.__struct_fields__}
+    given = {name: getattr(part, name) for name in (*TERMS, *NARROWER)}
     if part.amount is None:
         given["amount"] = 1  # of what is to be removed any amount will do
     if part.key is not None:

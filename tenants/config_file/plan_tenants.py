@@ -9,9 +9,11 @@ from tenants.admin import validation
 from tenants.admin.commands import ProjectCreate, TenantChange, TenantCreate
 from tenants.admin.drafts import changed_tenant, new_tenant
 from tenants.admin.projects import DEFAULT_PROJECT
-from tenants.config_file.document import ConfigInvalid, ConfigProject, ConfigTenant, Place
+from tenants.config_file.base import ConfigInvalid, Place
+from tenants.config_file.document import ConfigProject, ConfigTenant
+from tenants.config_file.parts import Resources, documents, part_steps
 from tenants.config_file.plan_keys import ended, key_steps
-from tenants.config_file.plan_limits import limit_steps, name_of, target_steps
+from tenants.config_file.plan_limits import limit_steps, name_of
 from tenants.config_file.state import TenantState
 from tenants.config_file.steps import ConfigStep, NamedOnce, differences, standing_at
 from tenants.directory.records import Project, Tenant, from_us
@@ -23,7 +25,7 @@ FIELDS = (
 
 
 def tenant_steps(
-    wanted: ConfigTenant, there: TenantState | None, now_us: int, place: Place
+    wanted: ConfigTenant, there: TenantState | None, now_us: int, place: Place, resources: Resources
 ) -> Iterator[ConfigStep]:
     if wanted.state == "absent":
         raise ConfigInvalid(
@@ -45,7 +47,7 @@ def tenant_steps(
         yield ConfigStep("tenant.update", f"tenant {name}", place, _only(change, changes), changes, name)
     yield from _status_steps("tenant", f"tenant {name}", wanted.status, before.status, place, name)
     yield from _project_steps(name, wanted.projects, there.projects, (*place, "projects"))
-    there = TenantState(after, there.projects, there.keys, there.limits, there.targets)
+    there = TenantState(after, there.projects, there.keys, there.limits, there.parts)
     projects = {*there.projects, *(project.name for project in wanted.projects)}
     keys = {key.name: key.key_id for key in there.named_keys()}
     for step in key_steps(wanted.keys, there, projects, now_us, (*place, "keys")):
@@ -58,7 +60,10 @@ def tenant_steps(
     keys |= dict.fromkeys(set(ended(wanted.keys, now_us)) - set(keys), "")
     limits = {name_of(subject, limit): limit for subject, limit in there.named_limits()}
     yield from limit_steps(name, wanted.limits, limits, keys, projects, (*place, "limits"))
-    yield from target_steps(name, wanted.targets, there.targets, (*place, "targets"))
+    for resource, document in documents(resources, of_tenants=True):
+        section = document.section
+        found = there.parts.get(section, ())
+        yield from part_steps(resource, document, name, getattr(wanted, section), found, (*place, section))
 
 
 def _creation(wanted: ConfigTenant) -> TenantCreate:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sqlalchemy import Connection
 
 from tenants.admin.platform.policy import StoredPolicy, read_policy
+from tenants.config_file.parts import Resources
 from tenants.directory import queries
 from tenants.directory.records import ApiKey, Project, Tenant, to_us
 from tenants.pricing.pricing import PriceBook
-from tenants.slo.store import slos_where
-from tenants.slo.target import Slo
 from tenants.storage import tables
 from tenants.types import Limit, SubjectKind
 
@@ -40,7 +40,8 @@ class TenantState:
     keys: list[ApiKey] = field(default_factory=list)
     """Those that are neither revoked nor expired."""
     limits: list[Limit] = field(default_factory=list)
-    targets: list[Slo] = field(default_factory=list)
+    parts: dict[str, list[Any]] = field(default_factory=dict)
+    """Rows of resources, by their section."""
 
     def keys_called(self, name: str) -> list[ApiKey]:
         """Keys of this name, within the tenant's tiers and models."""
@@ -85,8 +86,8 @@ class ConfigState:
     tenants: Mapping[str, TenantState] = field(default_factory=dict)
     """By name, in the order of names."""
     prices: PriceBook = field(default_factory=PriceBook)
-    targets: tuple[Slo, ...] = ()
-    """Those of tenants that have none of their own."""
+    parts: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Rows of resources that are no tenant's, by their section."""
     platform_limits: tuple[Limit, ...] = ()
     policy: StoredPolicy | None = None
 
@@ -102,7 +103,7 @@ def within(key: ApiKey, tenant: Tenant) -> ApiKey:
     return replace(key, tiers=tiers, models=models, default_tier=default)
 
 
-def read_state(connection: Connection, now_us: int) -> ConfigState:
+def read_state(connection: Connection, now_us: int, resources: Resources) -> ConfigState:
     """Everything, in a number of statements that does not depend on the number of tenants."""
     by_id: dict[str, TenantState] = {
         tenant.tenant_id: TenantState(tenant) for tenant in queries.tenants_where(connection)
@@ -118,15 +119,19 @@ def read_state(connection: Connection, now_us: int) -> ConfigState:
             platform.append(limit)
         else:
             by_id[limit.tenant_id].limits.append(limit)
-    targets: list[Slo] = []
-    for slo in slos_where(connection):
-        (by_id[slo.tenant_id].targets if slo.tenant_id else targets).append(slo)
+    parts: dict[str, list[Any]] = {}
+    for resource in resources:
+        if resource.document is not None:
+            for row in resource.document.rows(connection):
+                owner = by_id.get(resource.as_json(row).get("tenant_id") or "")
+                of_section = parts if owner is None else owner.parts
+                of_section.setdefault(resource.document.section, []).append(row)
     return ConfigState(
         queries.revision(connection),
         now_us,
         {state.tenant.name: state for state in by_id.values()},
         queries.price_book(connection),
-        tuple(targets),
+        parts,
         tuple(platform),
         read_policy(connection),
     )

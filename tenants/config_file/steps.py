@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tenants.admin.commands import KeyChange, KeyCreate, PriceSet, ProjectCreate, TenantChange, TenantCreate
+import msgspec
+
 from tenants.admin.platform.policy import StoredPolicy
 from tenants.admin.transaction import etag_of
-from tenants.config_file.document import ConfigInvalid, Place, as_text
+from tenants.config_file.base import ConfigInvalid, Place, as_text
 from tenants.errors import Invalid
-from tenants.nouns.limit import LimitSet
-from tenants.slo.target import SloSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +21,7 @@ class PolicyMove:
     after: StoredPolicy
 
 
-Command = (
-    KeyChange
-    | KeyCreate
-    | LimitSet
-    | PolicyMove
-    | PriceSet
-    | ProjectCreate
-    | SloSet
-    | TenantChange
-    | TenantCreate
-    | None
-)
+Command = msgspec.Struct | PolicyMove | None
 Record = Mapping[str, Any]
 
 MADE_BY_THE_ACT = frozenset(

@@ -16,7 +16,10 @@ from msgspec.inspect import ListType, LiteralType, Metadata, StructType, Type, U
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from tenants.config_file.document import ConfigInvalid, Configuration, Place, as_text
+from tenants.config_file.base import ConfigInvalid, Place, as_text
+from tenants.config_file.document import Configuration, configuration_type
+from tenants.config_file.parts import Resources
+from tenants.resources.all import RESOURCES
 
 MAX_FILE_BYTES = 4 * 2**20
 MAX_DEPTH = 20
@@ -67,11 +70,11 @@ class ConfigFileText:
         return BadFile(self.lines.of(error.place), f"{error.field}: {error.message}")
 
 
-def read_file(text: bytes) -> ConfigFileText:
+def read_file(text: bytes, resources: Resources = RESOURCES) -> ConfigFileText:
     """Raises `BadFile`."""
     value, lines = read_yaml(text)
     try:
-        return ConfigFileText(converted(value), lines)
+        return ConfigFileText(converted(value, resources), lines)
     except ConfigInvalid as error:
         raise BadFile(lines.of(error.place), f"{error.field}: {error.message}") from None
 
@@ -96,10 +99,11 @@ def read_yaml(text: bytes) -> tuple[Any, Lines]:
         raise BadFile(_line_of(error, decoded), f"is not YAML: {' '.join(str(error).split())}") from None
 
 
-def converted(value: Any) -> Configuration:
+def converted(value: Any, resources: Resources = RESOURCES) -> Configuration:
     """Raises `ConfigInvalid`."""
+    shape = configuration_type(resources)
     try:
-        return msgspec.convert(value, Configuration)
+        return msgspec.convert(value, shape)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `")
         place = _place(where.removesuffix("`"))
@@ -110,7 +114,7 @@ def converted(value: Any) -> Configuration:
         if missing := re.search(r"missing required field `(.*)`", what):
             raise ConfigInvalid(place, f"its {missing[1]!r} is missing") from None
         if unknown := re.fullmatch(r"Invalid enum value (.*)", what, re.DOTALL):
-            allowed = ", ".join(_words_at(type_info(Configuration), place))
+            allowed = ", ".join(_words_at(type_info(shape), place))
             raise ConfigInvalid(place, f"{unknown[1][:40]} is not one of: {allowed}") from None
         hint = ": put it in quotes" if what.startswith("Expected `str") else ""
         raise ConfigInvalid(place, what[:1].lower() + what[1:].replace("`", "") + hint) from None

@@ -3,7 +3,7 @@
 `authenticate` is a look-up and one HMAC, no SQL. A poller reads the directory's revision four times a second
 and reloads changed tenants, so an admin act made anywhere takes effect within a second. An unknown key
 triggers a refresh (`look_again`). While the database is down the last known state serves for `max_stale_s`
-(for that long a revocation may be unseen), then `authenticate` fails closed (`DirectoryStale`)."""
+(for that long a revocation may be unseen), then `authenticate` fails closed (`DatabaseUnavailable`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 from tenants.directory import queries
 from tenants.directory.keys import PEPPER_SETTING, check_pepper, digest_key, fingerprint, public_id_of
 from tenants.directory.records import ApiKey, Project, Tenant, to_us
-from tenants.errors import DatabaseUnavailable, DirectoryStale, KeyReason, KeyRejected, PepperMismatch
+from tenants.errors import DatabaseUnavailable, KeyReason, KeyRejected, PepperMismatch
 from tenants.pricing.pricing import PriceBook
 from tenants.storage import tables
 from tenants.storage.database import Database
@@ -120,9 +120,9 @@ class Directory:
         return max(0.0, self._monotonic() - self._fresh_at_s)
 
     def authenticate(self, secret: str, now_s: float) -> Principal:
-        """`now_s`: Unix seconds. Raises `KeyRejected`, `DirectoryStale` (database away for too long)."""
+        """`now_s`: Unix seconds. Raises `KeyRejected`, `DatabaseUnavailable` (database away for too long)."""
         if self.stale_s > self._max_stale_s:
-            raise DirectoryStale("the directory could not be refreshed; keys cannot be checked now")
+            raise DatabaseUnavailable("the directory could not be refreshed; keys cannot be checked now")
         public_id = public_id_of(secret)
         entry = self._entries.get(public_id)
         digest = digest_key(self._pepper, secret)

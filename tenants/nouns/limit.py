@@ -41,9 +41,12 @@ _AMOUNT = {"minimum": 0, "maximum": MAX_AMOUNT}
 _RATE = {"exclusiveMinimum": 0}
 
 
-class LimitTerms(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the command and the configuration file say of a limit."""
+class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/limits`. It binds the platform, or a tenant, or one project, key or end user of it, or
+    each of its end users."""
 
+    tenant: Annotated[str | None, Field("The tenant that it binds (name or id).")] = None
+    platform: Annotated[bool, Field("It binds all tenants together.")] = False
     meter: Annotated[str, Field("What is counted.", "Of", choices=tuple(Meter))]
     project: Annotated[str | None, Field("Only this project of the tenant.")] = None
     key: Annotated[str | None, Field("Only this key of the tenant.")] = None
@@ -135,14 +138,6 @@ class LimitTerms(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
 
 
-class LimitSet(LimitTerms, kw_only=True, forbid_unknown_fields=True):
-    """`POST /admin/v1/limits`. It binds the platform, or a tenant, or one project, key or end user of it, or
-    each of its end users."""
-
-    tenant: Annotated[str | None, Field("The tenant that it binds (name or id).")] = None
-    platform: Annotated[bool, Field("It binds all tenants together.")] = False
-
-
 class LimitOverride(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /admin/v1/limits/{id}/override`."""
 
@@ -170,7 +165,7 @@ class LimitOverride(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ]
 
 
-TERMS = tuple(one.name for one in fields_of(LimitTerms) if one.name not in SUBJECTS)
+TERMS = tuple(one.name for one in fields_of(LimitSet) if one.name not in SUBJECTS)
 
 
 def terms_of(limit: Limit) -> dict[str, Any]:

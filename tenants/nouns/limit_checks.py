@@ -19,7 +19,6 @@ from tenants.nouns.limit import (
     NARROWER,
     LimitOverride,
     LimitSet,
-    LimitTerms,
 )
 from tenants.types import MAX_END_USER_CHARS, TOKEN_METERS, Limit, LimitMode, Meter, Tier, Window
 
@@ -34,7 +33,7 @@ MAX_FILL_S = 31 * 86_400
 MAX_THRESHOLDS = 8
 
 
-def narrowed_to(wanted: LimitTerms) -> list[str]:
+def narrowed_to(wanted: Any) -> list[str]:
     """The fields that say which part of a tenant it binds."""
     return [name for name in NARROWER if getattr(wanted, name) not in (None, False)]
 

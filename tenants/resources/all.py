@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+from tenants.resources.audit import AUDIT
 from tenants.resources.counts import CALIBRATION, REFUSAL_COUNTS
 from tenants.resources.ended import ENDED
 from tenants.resources.limits import LIMITS
+from tenants.resources.minutes import ENGINES, FLOW
 from tenants.resources.misses import MISSES
+from tenants.resources.moves import MOVES
 from tenants.resources.refusals import REFUSALS
 from tenants.resources.resource import Resource
 from tenants.resources.slos import SLOS
 
-RESOURCES: tuple[Resource[Any], ...] = (LIMITS, SLOS, ENDED, MISSES, REFUSALS, REFUSAL_COUNTS, CALIBRATION)
+RESOURCES: tuple[Resource[Any], ...] = (
+    LIMITS,
+    SLOS,
+    ENDED,
+    MISSES,
+    REFUSALS,
+    REFUSAL_COUNTS,
+    CALIBRATION,
+    MOVES,
+    FLOW,
+    ENGINES,
+    AUDIT,
+)

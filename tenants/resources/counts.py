@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Annotated, Any, NamedTuple
 
 from sqlalchemy import Connection, Integer, func, literal_column, select
 from sqlalchemy.sql import ColumnElement
 
-from tenants.admin import validation
 from tenants.admin.cursor import PAGES, SortKey, beyond
 from tenants.counts.calibration import FIGURES, KEPT_S, KINDS, KeptCount
 from tenants.counts.refusal_store import (
@@ -19,10 +17,9 @@ from tenants.counts.refusal_store import (
     MAX_ID_CHARACTERS,
     MAX_MODEL_CHARACTERS,
 )
-from tenants.directory.records import from_us, to_us
-from tenants.errors import Invalid
+from tenants.directory.records import from_us
 from tenants.people.roles import Act
-from tenants.resources.reading import TIMES, conditions_of
+from tenants.resources.reading import TIMES, conditions_of, span_of
 from tenants.resources.resource import Filter, Form, Json, Kind, ListQuery, PageRequest, Resource, Shown
 from tenants.storage.tables import calibration_counts, refusal_counts
 from tenants.types import Tier
@@ -120,7 +117,7 @@ def _read_refusals(connection: Connection, request: PageRequest) -> tuple[list[G
     """The oldest first."""
     query = request.query
     window_s, groups = WINDOWS_S[query.window], _refusal_groups(query)
-    since_s, until_s = _span(request, USUAL_S[query.window], LONGEST_S[query.window])
+    since_s, until_s = _span_s(request, USUAL_S[query.window], LONGEST_S[query.window])
     # A literal: PostgreSQL takes two parameters of one value for two expressions.
     start = _refused.minute_s - _refused.minute_s % literal_column(str(window_s), Integer)
     first_s: Any = since_s // window_s * window_s
@@ -135,7 +132,7 @@ def _read_refusals(connection: Connection, request: PageRequest) -> tuple[list[G
 def _read_calibration(
     connection: Connection, request: PageRequest
 ) -> tuple[list[GroupedRow], SortKey | None]:
-    since_s, until_s = _span(request, USUAL_CALIBRATION_S, LONGEST_CALIBRATION_S)
+    since_s, until_s = _span_s(request, USUAL_CALIBRATION_S, LONGEST_CALIBRATION_S)
     where = [_kept.hour_s >= since_s // 3600 * 3600, _kept.hour_s < until_s]
     day = _kept.hour_s - _kept.hour_s % literal_column(str(DAY_S), Integer)
     names = _groups(request.query.group_by, BY_DAY)
@@ -168,20 +165,10 @@ def _grouped(
     return rows
 
 
-def _span(request: PageRequest, usual_s: int, longest_s: int) -> tuple[int, int]:
+def _span_s(request: PageRequest, usual_s: int, longest_s: int) -> tuple[int, int]:
     """The first second and the one after the last. Raises `Invalid`."""
-    query, until_s = request.query, request.now_us // 1_000_000 + 1
-    if query.until is not None:
-        until_s = -(-to_us(validation.instant("to", query.until)) // 1_000_000)
-    since_s = until_s - usual_s
-    if query.since is not None:
-        since_s = to_us(validation.instant("from", query.since)) // 1_000_000
-    if since_s >= until_s:
-        raise Invalid("from", "must lie before 'to': as it is, nothing can match")
-    if until_s - since_s > longest_s + 1:
-        days = timedelta(seconds=longest_s).days
-        raise Invalid("from", f"lies more than {days} days before 'to': ask for less at a time")
-    return since_s, until_s
+    since_us, until_us = span_of(request, usual_s * 1_000_000, longest_s * 1_000_000)
+    return since_us // 1_000_000, -(-until_us // 1_000_000)
 
 
 REFUSAL_COUNTS = Resource(
@@ -197,12 +184,10 @@ REFUSAL_COUNTS = Resource(
     scope="admin:read",
     act=Act.READ_PLATFORM,
     summary="Count refused requests, exactly",
-    description=f"By `window` (minute: at most {LONGEST_S['minute'] // DAY_S} day at a time, hour: at most"
-    f" {LONGEST_S['hour'] // DAY_S}; total: the whole time at once, without `start`) and `group_by` (some of"
-    f" {ALL_REFUSAL_GROUPS}; all of them where it is left out, none where it is empty), the oldest first."
-    f" Filters: `tenant`, `code`, `limit_id`, `from`, `to`; without `from` the last hour, or day. {PAGES}"
-    " Minutes are kept for"
-    f" {KEPT_MINUTES_S // DAY_S} days, hours for {KEPT_COUNTS_S // DAY_S}. The last second is not in yet.",
+    description=f"The oldest first, at most {LONGEST_S['minute'] // DAY_S} day of minutes or"
+    f" {LONGEST_S['hour'] // DAY_S} of hours; `total`: the whole time at once, without `start`. Without `from`"
+    f" the last hour, or day. {PAGES} Minutes are kept for {KEPT_MINUTES_S // DAY_S} days, hours for"
+    f" {KEPT_COUNTS_S // DAY_S}. The last second is not in yet.",
     shown=(
         Shown("start", "From", Form.INSTANT),
         Shown("tenant", "Tenant", Form.TENANT),
@@ -235,11 +220,8 @@ CALIBRATION = Resource(
     summary="Told against happened: how many requests stayed within the p50 and the p90 that they were told",
     description="Of requests that were answered in full and did not change their tier: their wait, time to"
     " first token, whole time and output tokens against the estimate made on arrival, or the quote that they"
-    f" redeemed (`kind`: {', '.join(KINDS)}). `group_by`: some of {ALL_CALIBRATION_GROUPS}; all of them where"
-    " it is left out; also `day` (UTC). `wait_bucket`: by the wait that was told (p50), at most"
-    " `wait_up_to_s`. Filters: `model`, `tier`, `figure`, `kind`, `from`, `to` (whole hours; without"
-    " `from` seven days, at most"
-    f" {LONGEST_CALIBRATION_S // DAY_S}). {PAGES} Kept for {KEPT_S // DAY_S} days.",
+    " redeemed (`kind`). `wait_bucket`: by the wait that was told (p50), at most `wait_up_to_s`. Whole hours;"
+    f" at most {LONGEST_CALIBRATION_S // DAY_S} days. {PAGES} Kept for {KEPT_S // DAY_S} days.",
     shown=(
         Shown("model", "Model"),
         Shown("tier", "Tier"),

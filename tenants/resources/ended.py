@@ -187,12 +187,9 @@ ENDED = Resource(
     scope="admin:read",
     act=Act.READ_TENANT,
     summary="List requests that have ended, the newest first",
-    description="Filters: `tenant` (name or id), `project` (id, or with `tenant` a name), `key` (id or"
-    " visible prefix), `model` (the one that served it), `tier`, `outcome`, `cause` (it missed a target for"
-    " this cause), `from` and `to` (instants with a time zone at which it ended; the second is exclusive)."
-    " With the targets that each missed, and when it was dispatched, had its first token and ended, in"
-    f" seconds since its arrival (null: its timeline is not kept). {PAGES} {SHORT_PAGES} An index finds those"
-    f" of a time, tenant, key, cause, or outcome but `completed`; of the others one page looks at"
+    description="With the targets that each missed, and when it was dispatched, had its first token and ended,"
+    f" in seconds since its arrival (null: its timeline is not kept). {PAGES} {SHORT_PAGES} An index finds"
+    " those of a time, tenant, key, cause, or outcome but `completed`; of the others one page looks at"
     f" {MOST_SCANNED:,} requests.",
     shown=(
         Shown("ended_at", "Ended", Form.INSTANT),

@@ -11,7 +11,7 @@ from tenants.admin.cursor import PAGES, SortKey, beyond
 from tenants.admin.limits import LimitView, views_of
 from tenants.directory import queries
 from tenants.fields import fields_of
-from tenants.nouns.limit import LimitOverride, LimitSet, LimitTerms, limit_as_json
+from tenants.nouns.limit import LimitOverride, LimitSet, limit_as_json
 from tenants.people.roles import Act
 from tenants.resources.reading import conditions_of
 from tenants.resources.resource import (
@@ -90,7 +90,7 @@ LIMITS = Resource(
     description="With what overrides them now, how much is used (`usage`; null: not known at the moment),"
     " which one of a tenant binds first, and what soft and shadow ones noticed in their newest window."
     f" `tenant`: those of one; `end_user`: the use of a tenant's default by that one. {PAGES}",
-    shown=tuple(Shown(one.name, one.label) for one in fields_of(LimitTerms)),
+    shown=tuple(Shown(one.name, one.label) for one in fields_of(LimitSet)),
     has_page=False,
     acts=(
         ResourceAct(

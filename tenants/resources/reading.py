@@ -25,6 +25,7 @@ from tenants.admin.cursor import (
 )
 from tenants.admin.lists.scans import between, end_of_scan
 from tenants.directory import queries
+from tenants.directory.records import to_us
 from tenants.errors import Invalid
 from tenants.resources.resource import Kind, ListQuery, NamedFilter, PageRequest, Resource, filters_of
 
@@ -143,6 +144,21 @@ def times_of(query: ListQuery, column: ColumnElement[int] | None = None) -> list
 
 
 _TIMES = (Kind.SINCE, Kind.UNTIL)
+
+
+def span_of(request: PageRequest, usual_us: int, longest_us: int) -> tuple[int, int]:
+    """The first microsecond of the query's time and the one after the last. `usual_us`: how long it is where
+    `since` is not given. Raises `Invalid`."""
+    since, until = request.query.since, request.query.until
+    until_us = request.now_us + 1 if until is None else to_us(validation.instant("to", until))
+    since_us = until_us - usual_us if since is None else to_us(validation.instant("from", since))
+    if since_us >= until_us:
+        raise Invalid("from", "must lie before 'to': as it is, nothing can match")
+    if until_us - since_us > longest_us + 1:
+        hours = longest_us // 3_600_000_000
+        most = f"{hours} hours" if hours <= 24 else f"{hours // 24} days"
+        raise Invalid("from", f"lies more than {most} before 'to': ask for less at a time")
+    return since_us, until_us
 
 
 def read_rows(

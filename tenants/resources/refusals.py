@@ -64,10 +64,8 @@ def _read(connection: Connection, request: PageRequest) -> tuple[list[RefusedReq
     return read_rows(connection, request, refusal_store.where, ORDER, indexes, more=more)
 
 
-FILTERED = (
-    "The newest first. Filters: `request_id` (or the completion's id), `project`, `key`, `model` (as it was"
-    " asked for), `tier`, `code`, `limit_id`, `from` and `to` (instants with a time zone; the second is"
-    f" exclusive). {PAGES} Of many refusals of one kind in a minute only the first few are kept, for"
+KEPT = (
+    f"The newest first. {PAGES} Of many refusals of one kind in a minute only the first few are kept, for"
     f" {KEPT_ROWS_S // DAY_S} days."
 )
 REFUSALS = Resource(
@@ -82,12 +80,12 @@ REFUSALS = Resource(
     scope="admin:read",
     act=Act.READ_TENANT,
     summary="List refused requests: by which limit, what was wanted and available",
-    description=f"{FILTERED} `tenant`: name or id. Requests without a known key have no tenant.",
+    description=f"{KEPT} Requests without a known key have no tenant.",
     own=OwnList(
         path="/v1/refusals",
         scope="usage:read",
         summary="List this tenant's refused requests: by which limit, what was wanted and available",
-        description=f"{FILTERED} Of a limit on all tenants together (`of_platform`) no numbers are shown.",
+        description=f"{KEPT} Of a limit on all tenants together (`of_platform`) no numbers are shown.",
         shown=RefusedRequest.for_tenant,
     ),
     shown=(

@@ -18,6 +18,7 @@ from sqlalchemy.sql import ColumnElement
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
 from tenants.admin.cursor import SortKey
+from tenants.admin.table_noun import TableNoun
 from tenants.admin.transaction import IfMatch
 from tenants.people.roles import Act
 from tenants.types import SCOPES
@@ -50,6 +51,7 @@ class Kind(StrEnum):
     """The same, exclusive."""
 
 
+PAGE_TIMES = {Kind.SINCE: "from", Kind.UNTIL: "to"}
 LABELS = {Kind.SINCE: "From (UTC)", Kind.UNTIL: "Until (UTC)"}
 MOST = dict.fromkeys((Kind.TENANT, Kind.PROJECT, Kind.KEY), 64)
 """Characters of names, ids and prefixes."""
@@ -74,8 +76,15 @@ class Filter:
     """On pages; empty: the field's name."""
     help: str = ""
     choices: tuple[str, ...] = ()
+    """Of a text: suggestions."""
     most: int = 256
     """Characters."""
+    option: str = ""
+    """On the command line, with spaces between several; empty: its name with dashes."""
+    ago: str = ""
+    """Of a time: what the command takes where it is not given, such as 24h."""
+    schema: Mapping[str, Any] | None = None
+    """Further keywords of JSON Schema."""
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -89,6 +98,11 @@ class NamedFilter(NamedTuple):
     """In addresses, and with dashes as an option: `from` of the field `since`."""
     default: Any
     filter: Filter
+
+    @property
+    def page_name(self) -> str:
+        """In addresses of pages: all have `from` and `to`."""
+        return PAGE_TIMES.get(self.filter.kind, self.name)
 
 
 @cache
@@ -135,6 +149,8 @@ class Form(StrEnum):
     PROJECT = "project"
     KEY = "key"
     """These by name, else by id."""
+    CHANGES = "changes"
+    """The fields that differ between the row's `before` and `after`."""
     LINKS = "links"
     """Pairs of a text and the address that it leads to."""
 
@@ -299,6 +315,60 @@ class ResourceAct:
 
 
 @dataclass(frozen=True)
+class Document(Generic[R]):
+    """How a noun stands in the configuration file: a section of parts, each the fields of a command."""
+
+    section: str
+    part_name: str
+    """In the file's schema."""
+    command: type[msgspec.Struct]
+    """Of the act that sets one; its field `tenant` is the tenant that the part stands in."""
+    names: tuple[str, ...]
+    """Fields that tell one part from another."""
+    what: str
+    """One part for people: `target {metric} in tier {tier}`."""
+    rows: Callable[[Connection], list[R]]
+    draft: Callable[[Any], R]
+    """What the command would make, without id. Raises `Invalid`."""
+    order: Callable[[R], Any]
+    set: str
+    """The act's name."""
+    remove: str
+    of_platform: bool = True
+    of_tenants: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        noun: TableNoun[R],
+        command: type[msgspec.Struct],
+        names: tuple[str, ...],
+        what: str,
+        *,
+        section: str = "",
+        part_name: str = "",
+        order: Callable[[R], Any] | None = None,
+        of_platform: bool = True,
+        of_tenants: bool = False,
+    ) -> Document[R]:
+        """Of a noun with a table of its own, in its order."""
+        return cls(
+            section or noun.words,
+            part_name or f"Config{noun.name.capitalize()}",
+            command,
+            names,
+            what,
+            noun.rows,
+            noun.draft,
+            order or (lambda row: tuple(noun.as_row(row)[column.name] for column in noun.order)),
+            f"{noun.name}.set",
+            f"{noun.name}.remove",
+            of_platform,
+            of_tenants,
+        )
+
+
+@dataclass(frozen=True)
 class Resource(Generic[R]):
     """A noun. Rows have names beside ids wherever they are shown."""
 
@@ -337,7 +407,11 @@ class Resource(Generic[R]):
     """A reference may be a name, beside the tenant's: routes and commands take `tenant`, too."""
     is_whole: bool = False
     """Its command lists all there are, as a JSON list without pages."""
+    rows: int = 50
+    """Of a page of its command, where it is not given."""
     acts: tuple[ResourceAct, ...] = ()
+    document: Document[R] | None = None
+    """None: it stands in no configuration file, or in a section of its own making."""
     file: tuple[str, ...] = ()
     """Columns of the list as a CSV file; empty: it has none."""
     has_page: bool = True

@@ -6,14 +6,12 @@ from typing import Annotated
 
 from sqlalchemy import Connection
 
-from tenants.admin.admin import Admin
 from tenants.admin.cursor import PAGES, SortKey, beyond
-from tenants.admin.slos import find_slo
+from tenants.admin.slos import TARGETS
 from tenants.directory import queries
 from tenants.people.roles import Act
 from tenants.resources.resource import (
-    ActCall,
-    ActDone,
+    Document,
     Filter,
     Form,
     Kind,
@@ -23,11 +21,12 @@ from tenants.resources.resource import (
     ResourceAct,
     Shown,
 )
+from tenants.resources.table_acts import removing, setting
 from tenants.slo import store
 from tenants.slo.target import METRICS, Slo, SloSet
-from tenants.storage.tables import slos
+from tenants.types import Tier
 
-ORDER = (slos.c.tenant_id, slos.c.tier, slos.c.metric)
+ORDER = TARGETS.order
 
 
 class SloQuery(ListQuery, frozen=True):
@@ -40,21 +39,10 @@ def _read(connection: Connection, request: PageRequest) -> tuple[list[Slo], Sort
     after = request.after
     if request.query.tenant is None:
         beyond_it = [] if after is None else [beyond(ORDER, after)]
-        return store.slos_where(connection, *beyond_it, most=request.most), None
+        return TARGETS.rows(connection, beyond_it, request.most), None
     tenant_id = queries.find_tenant(connection, request.query.tenant).tenant_id
     binding = sorted(store.binding(connection, tenant_id), key=SLOS.sort_key)
     return [slo for slo in binding if after is None or SLOS.sort_key(slo) > after], None
-
-
-async def _set(admin: Admin, call: ActCall) -> ActDone:
-    made = (await admin.slos.set(call.actor, call.command, if_match=call.if_match)).as_json()
-    return ActDone(made, made)
-
-
-async def _remove(admin: Admin, call: ActCall) -> ActDone:
-    return ActDone(
-        (await admin.slos.remove(call.actor, call.reference, if_match=call.if_match)).as_json(), None
-    )
 
 
 SLOS = Resource(
@@ -68,7 +56,7 @@ SLOS = Resource(
     order=ORDER,
     key_of=lambda slo: (slo.tenant_id, slo.tier.value, slo.metric),
     as_json=Slo.as_json,
-    find=lambda connection, reference, tenant: find_slo(connection, reference),
+    find=TARGETS.find,
     scope="admin:read",
     act=Act.READ_PLATFORM,
     summary="List targets, all of them or those that bind one tenant",
@@ -86,7 +74,7 @@ SLOS = Resource(
     acts=(
         ResourceAct(
             "slo.set",
-            _set,
+            setting(TARGETS),
             command=SloSet,
             scope="admin:write",
             act=Act.CHANGE_PLATFORM,
@@ -110,7 +98,7 @@ SLOS = Resource(
         ),
         ResourceAct(
             "slo.remove",
-            _remove,
+            removing(TARGETS),
             method="DELETE",
             path="/{reference}",
             scope="admin:write",
@@ -123,6 +111,15 @@ SLOS = Resource(
     """,
             words=lambda slo: f"target {slo['id']} removed",
         ),
+    ),
+    document=Document.of(
+        TARGETS,
+        SloSet,
+        ("tier", "metric"),
+        "target {metric} in tier {tier}",
+        part_name="ConfigTarget",
+        order=lambda slo: (list(Tier).index(slo.tier), METRICS.index(slo.metric)),
+        of_tenants=True,
     ),
     group_help="""Targets of a tier or a tenant, error budgets, and the causes of misses.
 

@@ -27,7 +27,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
 
-from tenants.errors import DatabaseUnavailable, Invalid, NotWritten, Overloaded, SchemaMissing
+from tenants.errors import DatabaseUnavailable, Invalid, NotWritten, SchemaMissing
 from tenants.storage.latency import latency_histogram
 from tenants.storage.loop_idle import LoopIdle
 
@@ -330,7 +330,7 @@ class Database:
         """Runs `work` in the writer's next transaction; returns its result after COMMIT. What `work` raises
         is raised here and only its own changes are rolled back. Cancelling the caller does not undo a write
         that has begun. `work` must not commit, must block on nothing but the connection, and may run a second
-        time after a rollback. Raises `DatabaseUnavailable` (`Overloaded` when too many writes are queued)."""
+        time after a rollback. Raises `DatabaseUnavailable`, also when too many writes are queued."""
         return cast(T, await self._queued(_Job(_each, work)))
 
     async def write_together(self, work: BatchWork[Item, T], item: Item) -> T:
@@ -342,7 +342,7 @@ class Database:
         if self._closed:
             raise DatabaseUnavailable("the database was closed")
         if self._queue.qsize() >= self._max_queued:
-            raise Overloaded("too many writes wait for the database")
+            raise DatabaseUnavailable("too many writes wait for the database")
         self._queue.put(job)
         if self._expects_more:
             self._loop_idle.watch(job.loop)
@@ -354,7 +354,7 @@ class Database:
             raise DatabaseUnavailable("the database was closed")
         with self._reads_lock:
             if self._reads_waiting >= self._max_reads:
-                raise Overloaded("too many reads wait for the database")
+                raise DatabaseUnavailable("too many reads wait for the database")
             self._reads_waiting += 1
         future = self._readers.submit(self._read_now, work)
         future.add_done_callback(self._read_done)

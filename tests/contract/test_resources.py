@@ -28,6 +28,7 @@ from tests.support.route_questions import documented_paths
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HOSTILE = "=1+1<script>alert(1)</script>\n\u202eabc"
+STALE = '"0000000000000000"'
 LISTS = [one for one in RESOURCES if one.path]
 PAGED = [one for one in LISTS if one.is_paged]
 PAGES = [one for one in RESOURCES if one.page]
@@ -42,11 +43,12 @@ WIDENED = {
     **dict.fromkeys(("refusal counts", "calibration", "flow", "engine minutes", "usage"), ("from", "to")),
 }
 """Filters that leave more: targets of all tenants bind one, and times are widened to whole windows."""
+CALLED_IN_CONSOLE = {"since": "from", "until": "to"}
 LARGE = {"refusals": "refusals", "ended requests": "timelines", "audit": "audit"}
 """The tables of which a list reads at most a page at once."""
 
 
-def each(resources: Iterable[Resource]) -> pytest.MarkDecorator:
+def for_each(resources: Iterable[Resource]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("resource", resources, ids=lambda one: one.name.replace(" ", "-"))
 
 
@@ -59,13 +61,13 @@ async def site(
 
 
 async def test_every_list_filter_and_act_of_the_application_is_in_the_table() -> None:
-    known = {path: _parameters(found["get"]) for path, found in documented_paths().items() if "get" in found}
+    known = {path: _parameters(one["get"]) for path, one in documented_paths().items() if "get" in one}
     lists = {f"/admin/v1{one.path.partition('?')[0]}": one for one in PAGED}
     own = {one.own.partition("?")[0] for one in PAGED if one.own != "/v1/limits"}
     assert {path for path, names in known.items() if "cursor" in names} == lists.keys() | own - {""}
     for path, one in lists.items():
-        told = {*one.filters, *re.findall(r"[?&](\w+)=", one.path), *WIDENED.get(one.name, ())}
-        assert known[path] - NO_FILTERS == told - NO_FILTERS, one.name
+        in_table = {*one.filters, *re.findall(r"[?&](\w+)=", one.path), *WIDENED.get(one.name, ())}
+        assert known[path] - NO_FILTERS == in_table - NO_FILTERS, one.name
     acts = [act.call for one in CHANGED for act in (one.make, *one.acts) if act is not None]
     called = {call.partition("?")[0].replace(" ", " /admin/v1").replace("/away", "/{}") for call in acts}
     changes = {f"{method} {path}" for method, path in routes() if method not in ("GET", "HEAD", "OPTIONS")}
@@ -80,7 +82,7 @@ def _unnamed(calls: Iterable[str]) -> set[str]:
     return {re.sub(r"\{\w*\}", "{}", call) for call in calls}
 
 
-@each(LISTS)
+@for_each(LISTS)
 async def test_a_list_opens_for_its_scope_alone(site: ResourceSite, resource: Resource) -> None:
     for name, opens_for in ((resource.path, "reader"), (resource.own, "own")):
         for caller in KEYS if name else ():
@@ -88,28 +90,31 @@ async def test_a_list_opens_for_its_scope_alone(site: ResourceSite, resource: Re
             assert answer.status_code == (200 if caller == opens_for else 403), f"{caller}: {answer.text}"
 
 
-@each([one for one in LISTS if one.own])
+@for_each([one for one in LISTS if one.own])
 async def test_a_tenants_own_list_has_its_rows_alone(site: ResourceSite, resource: Resource) -> None:
     rows = {tenant: await site.rows(resource.own, f"own of {tenant}") for tenant in ("t1", "t2")}
     assert all(rows.values())
     assert rows["t1"] != rows["t2"]
-    for tenant, found in rows.items():
-        assert tenants_in(json.dumps(found)) <= {tenant}
-    for name, value in {"tenant": "t1", "key": "key_1", "project": "prj_1"}.items():
+    for tenant, listed in rows.items():
+        assert tenants_in(json.dumps(listed)) <= {tenant}
+    _, cursor = await site.page(resource.own, "own of t1", limit=1)
+    foreign = {"tenant": "t1", "key": "key_1", "project": "prj_1"} | ({"cursor": cursor} if cursor else {})
+    for name, value in foreign.items():
         answer = await site.ask(resource.own, "own of t2", **{name: value})
         assert answer.status_code != 200 or tenants_in(answer.text) <= {"t2"}, f"{name}: {answer.text}"
 
 
-@each(PAGED)
+@for_each(PAGED)
 async def test_pages_of_two_have_each_row_once_and_in_order(site: ResourceSite, resource: Resource) -> None:
-    whole = await site.rows(resource.path)
-    assert len({json.dumps(row) for row in whole}) == len(whole) >= 3
-    walked, cursor = await site.page(resource.path, limit=2)
-    while cursor is not None:
-        rows, cursor = await site.page(resource.path, limit=2, cursor=cursor)
-        assert len(rows) <= 2
-        walked += rows
-    assert (walked if resource.is_in_order else sorted(walked, key=whole.index)) == whole
+    for path, caller in ((resource.path, ""), (resource.own, "own of t1")):
+        whole = await site.rows(path, caller) if path else []
+        assert len({json.dumps(row) for row in whole}) == len(whole) >= (3 if path == resource.path else 0)
+        walked, cursor = await site.page(path, caller, limit=2) if path else ([], None)
+        while cursor is not None:
+            rows, cursor = await site.page(path, caller, limit=2, cursor=cursor)
+            assert len(rows) <= 2
+            walked += rows
+        assert (walked if resource.is_in_order else sorted(walked, key=whole.index)) == whole
     for limit in (0, 1_001):
         assert await refused(site, resource.path, limit=limit) == "limit"
 
@@ -121,7 +126,7 @@ async def refused(site: ResourceSite, path: str, **more: object) -> str:
     return str(answer.json()["error"]["param"])
 
 
-@each(PAGED)
+@for_each(PAGED)
 async def test_a_damaged_cursor_and_one_of_another_list_or_filter_is_refused(
     site: ResourceSite, resource: Resource
 ) -> None:
@@ -136,7 +141,7 @@ async def test_a_damaged_cursor_and_one_of_another_list_or_filter_is_refused(
         )
 
 
-@each([one for one in LISTS if one.filters])
+@for_each([one for one in LISTS if one.filters])
 async def test_each_filter_leaves_the_rows_that_it_names(site: ResourceSite, resource: Resource) -> None:
     whole = await site.rows(resource.path)
     for name, (template, field) in resource.filters.items():
@@ -146,16 +151,16 @@ async def test_each_filter_leaves_the_rows_that_it_names(site: ResourceSite, res
         assert await site.rows(resource.path, **{name: value}) == wanted, name
 
 
-def _matches(name: str, value: str, told: Any) -> bool:
+def _matches(name: str, value: str, shown: Any) -> bool:
     if name in ("from", "since", "to", "until"):
-        at_us = told if isinstance(told, int) else datetime.fromisoformat(told).timestamp() * 1e6
+        at_us = shown if isinstance(shown, int) else datetime.fromisoformat(shown).timestamp() * 1e6
         return (at_us >= datetime.fromisoformat(value).timestamp() * 1e6) == (name in ("from", "since"))
-    if isinstance(told, list):
-        return any(value in one.values() for one in told)
-    return str(told).lower() == value
+    if isinstance(shown, list):
+        return any(value in one.values() for one in shown)
+    return str(shown).lower() == value
 
 
-@each(LISTS)
+@for_each(LISTS)
 async def test_a_parameter_that_it_does_not_have_is_named(site: ResourceSite, resource: Resource) -> None:
     if resource.names_unknown or f"/admin/v1{resource.path.partition('?')[0]}" in DECLARED:
         assert await refused(site, resource.path, no_such_filter=1) == "no_such_filter"
@@ -163,7 +168,7 @@ async def test_a_parameter_that_it_does_not_have_is_named(site: ResourceSite, re
         assert (await site.ask(resource.path, no_such_filter=1)).status_code == 200
 
 
-@each(PAGES)
+@for_each(PAGES)
 async def test_a_page_and_its_file_open_for_their_roles_and_show_members_their_tenants(
     site: ResourceSite, resource: Resource
 ) -> None:
@@ -180,26 +185,37 @@ async def test_a_page_and_its_file_open_for_their_roles_and_show_members_their_t
         assert answer.status_code == 200, path
         assert tenants_in(answer.text) <= {"t2"}, path
         if "tenant" in resource.filters:
-            told, unknown = [await stranger.get(with_query(path, tenant=name)) for name in ("t1", "no-such")]
-            assert told.status_code == unknown.status_code >= 400, path
-            assert tenants_in(told.text) <= {"t2"}, path
+            known, unknown = [await stranger.get(with_query(path, tenant=name)) for name in ("t1", "no-such")]
+            assert known.status_code == unknown.status_code >= 400, path
+            assert tenants_in(known.text) <= {"t2"}, path
 
 
-@each([one for one in PAGES if one.file])
+@for_each([one for one in PAGES if one.file])
 async def test_a_file_has_the_rows_of_the_list(site: ResourceSite, resource: Resource) -> None:
-    query = resource.path.partition("?")[2] if "?" not in resource.file else ""
-    file = _file((await site.people["owner"].get(f"{resource.file}?{query}".rstrip("?"))).text)
-    name = next(name for name in ("id", "seq", "request_id", "model") if name in file[0])
-    told, rows = [str(row[name]) for row in await site.rows(resource.path)], [row[name] for row in file]
-    assert rows in (told, told[::-1]) if name != "model" else sorted(rows) == sorted(set(told))
-    assert not set(resource.secrets) & set(file[0])
+    needed = resource.path.partition("?")[2] if "?" not in resource.file else ""
+    path = f"{resource.file}?{needed}".rstrip("?")
+    for name, (template, _) in {"": ("", ""), **resource.filters}.items():
+        value = template.format(then=site.then)
+        listed = await site.rows(resource.path, **({name: value} if name else {}))
+        asked = with_query(path, **({CALLED_IN_CONSOLE.get(name, name): value} if name else {}))
+        file = _file((await site.people["owner"].get(asked)).text)
+        if resource.name == "usage":  # the list has more groups
+            assert sum(int(row["requests"]) for row in file) == sum(row["requests"] for row in listed), name
+            continue
+        plain = {key for key, value in listed[0].items() if type(value) in (int, float, str)}
+        shared = sorted(file[0].keys() & plain)
+        assert len(shared) > 4
+        wanted = [["" if row[key] is None else str(row[key]) for key in shared] for row in listed]
+        rows = [[row[key] for key in shared] for row in file]
+        assert rows in (wanted, wanted[::-1]), name
+        assert not set(resource.secrets) & set(file[0])
 
 
 def _file(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
-@each([one for one in PAGES if one.hostile])
+@for_each([one for one in PAGES if one.hostile])
 async def test_a_hostile_text_is_text_on_the_page_in_the_file_and_in_the_list(
     site: ResourceSite, resource: Resource
 ) -> None:
@@ -222,7 +238,7 @@ async def test_a_hostile_text_is_text_on_the_page_in_the_file_and_in_the_list(
     assert not any(HOSTILE in row.values() or None in row.values() for row in file)
 
 
-@each(CHANGED)
+@for_each(CHANGED)
 async def test_an_act_is_made_with_its_row_in_the_audit_or_not_at_all(
     site: ResourceSite, resource: Resource
 ) -> None:
@@ -233,7 +249,11 @@ async def test_an_act_is_made_with_its_row_in_the_audit_or_not_at_all(
         before = await _state(site, resource, names), site.acts()
         refusals = [(403, await site.call(call, body, "reader of t1", tag))]
         if act.is_conditional:
-            refusals.append((412, await site.call(call, body, if_match='"0000000000000000"')))
+            stale = await site.call(call, body, if_match=f"{STALE}, W/{tag}" if tag else STALE)
+            refusals.append((412, stale))
+            assert stale.json()["error"]["code"] == "precondition_failed"
+            assert stale.headers.get("etag", "") == tag or not tag
+            assert (stale.json()["error"]["current"] is None) == ("etag" not in stale.headers)
         if act.wrong is not None:
             answer = await site.call(call, {**(body or {}), **act.wrong[0]}, if_match=tag)
             assert answer.json()["error"]["param"] == act.wrong[1], answer.text
@@ -243,15 +263,17 @@ async def test_an_act_is_made_with_its_row_in_the_audit_or_not_at_all(
         site.execute("DROP TRIGGER lost")
         assert [answer.status_code for _, answer in refusals] == [status for status, _ in refusals], call
         assert (await _state(site, resource, names), site.acts()) == before, call
-        done = await site.call(call, body, if_match=tag)
+        done = await site.call(call, body, if_match=f"{STALE}, {tag}" if tag else "")
         assert done.is_success, f"{call}: {done.text}"
         [(action, actor)] = site.acts()[len(before[1]) :]
         assert (action, actor.partition("_")[0]) == (act.action, "key:fg"), call
         names["id"], tag = names["id"] or str(done.json().get("id", "")), done.headers.get("etag", "")
+        after = await _state(site, resource, names) if tag else ""
+        assert after == tag or not after.startswith('"'), call
 
 
 def _filled(body: Any, names: dict[str, str]) -> Any:
-    return body and json.loads(re.sub(r"\{(new)\}", lambda found: names[found[1]], json.dumps(body)))
+    return body and json.loads(re.sub(r"\{(new)\}", lambda name: names[name[1]], json.dumps(body)))
 
 
 async def _state(site: ResourceSite, resource: Resource, names: dict[str, str]) -> str:
@@ -277,12 +299,12 @@ async def test_a_secret_is_shown_once_and_nowhere_else(
                 shown += [re.split(r"token=|fg_live_\w+?_", answer[name])[-1] for name in resource.secrets]
         secrets += [*shown, f"9/{names['new']}"]  # the end of a webhook's URL
     assert len(secrets) == len(site.people) + len(RESOURCES) + 5
-    told = [caplog.text, repr(site.execute("SELECT entry FROM audit"))]
+    shown_elsewhere = [caplog.text, repr(site.execute("SELECT entry FROM audit"))]
     for path in (*(one.path for one in LISTS), "/config", "/audit?act=key", "/audit/entries", "/status"):
-        told.append((await site.ask(path, limit=1_000)).text)
+        shown_elsewhere.append((await site.ask(path, limit=1_000)).text)
     for path in (path.format(tenant="t1") for one in PAGES for path in (one.page, one.file) if path):
-        told.append((await site.people["owner"].get(path)).text)
-    assert [secret for secret in secrets if any(secret in text for text in told)] == []
+        shown_elsewhere.append((await site.people["owner"].get(path)).text)
+    assert [secret for secret in secrets if any(secret in text for text in shown_elsewhere)] == []
 
 
 async def test_ten_thousand_rows_come_in_bounded_pages_and_files(

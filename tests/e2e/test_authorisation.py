@@ -250,7 +250,7 @@ PAGES: dict[tuple[str, str], tuple[str, ...] | None] = {
     ("POST", "/console/upstreams/{replica}/drain"): CHANGE_PLATFORM,
     ("POST", "/console/upstreams/{replica}/resume"): CHANGE_PLATFORM,
     ("GET", "/console/audit"): READ_PLATFORM,
-    ("GET", "/console/audit/csv"): READ_PLATFORM,
+    ("GET", "/console/audit.csv"): READ_PLATFORM,
     ("GET", "/console/audit/new"): READ_PLATFORM,
     ("GET", "/console/settings"): READ_PLATFORM,
     ("GET", "/console/policy"): READ_PLATFORM,

@@ -78,7 +78,7 @@ async def test_the_audit_shows_changed_fields_and_is_whole_as_a_file(server: Ser
         following = page.text.partition('class="more"')[2].partition('href="')[2].partition('"')[0]
         page = await browser.get(following.replace("&amp;", "&"))
         assert page.text.count("<code>tenant.update</code>") == 11
-        [head, *rows] = rows_of(await browser.get("/console/audit/csv?tenant=audit-page"))
+        [head, *rows] = rows_of(await browser.get("/console/audit.csv?tenant=audit-page&order=oldest"))
         told = server.admin("GET", "/audit?tenant=audit-page&order=oldest&limit=1000")["data"]
         assert [int(row[0]) for row in rows] == [each["seq"] for each in told]
         assert head[-2:] == ["before", "after"]
@@ -93,7 +93,7 @@ async def test_the_audit_shows_changed_fields_and_is_whole_as_a_file(server: Ser
             ("tenant=none-such", "tenant"),
             ("from=2026-02-01&to=2026-01-01", "from"),
         ):
-            for path in ("/console/audit", "/console/audit/csv"):
+            for path in ("/console/audit", "/console/audit.csv"):
                 page = await browser.get(f"{path}?{asked}")
                 assert page.status_code == 400, page.text
                 assert f'id="error-{field}"' in page.text

@@ -8,11 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from engine.scheduling.counters import ServiceCounters
 from gateway.cluster.active_brakes import ActiveBrakes
-from gateway.flow.control_rules import DEFAULT_BOUNDS, Control, ControlMode, Knob
-from gateway.flow.controller import FlowController
-from gateway.flow.window import WindowRule
+from gateway.flow.control_rules import Control, ControlMode
+from gateway.flow.knobs import DEFAULT_BOUNDS, Knob
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
 from tenants.admin.commands import BrakeEnd, BrakeSet
@@ -22,6 +20,7 @@ from tenants.directory.directory import Directory
 from tenants.errors import DatabaseUnavailable, Invalid, NotFound
 from tenants.storage.database import Database
 from tests.support.audited import audited
+from tests.support.builders import flow_controller
 from tests.support.quota import Clock
 
 ACTOR = Actor("cli:tester", "cli")
@@ -34,10 +33,7 @@ class House:
     def __init__(self, database: Database, pepper: bytes, clock: Clock) -> None:
         self.told: list[dict[int, float]] = []
         self.pumps = 0
-        self.flow = FlowController(
-            "vtc", ServiceCounters(), max_queued=9, max_queued_per_tenant=9, queue_ttl_s=[1e9] * 3,
-            window=WindowRule(0, 1.0), log_records=9,
-        )  # fmt: skip
+        self.flow = flow_controller()
         self.control = Control(ControlMode.ADVICE, DEFAULT_BOUNDS)
         self.directory = Directory(database, pepper)
         self.admin = Admin(Transactions(database, pepper, clock))
@@ -63,7 +59,7 @@ class House:
     @property
     def holds(self) -> dict[int, float]:
         """In its queue and its engine alike."""
-        assert self.told[-1] == self.flow.brakes.shares
+        assert self.told[-1] == self.flow.knobs.brakes.shares
         return self.told[-1]
 
 

@@ -33,7 +33,6 @@ from gateway.upstream.replica_set import ReplicaSet
 from tenants.admin.admin import Admin
 from tenants.admin.commands import LedgerAdjust, PriceSet
 from tenants.admin.ledger import GivenBack
-from tenants.admin.lists.audit import AuditQuery
 from tenants.admin.transaction import Transactions
 from tenants.directory.directory import Directory
 from tenants.directory.gateways import GatewaySeen
@@ -45,6 +44,8 @@ from tenants.ledger.verify import verify_ledger
 from tenants.outcomes import RequestOutcome
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Granted, Hold, QuotaStoreUnavailable
+from tenants.resources.audit import AUDIT, AuditQuery
+from tenants.resources.reading import read_page
 from tenants.storage.database import Database
 from tenants.storage.tables import limits
 from tenants.types import NOTHING, Amounts, Limit, Meter, Principal, SubjectKind, Tier, Window
@@ -311,7 +312,7 @@ async def test_what_is_in_doubt_is_given_back_once_and_nothing_else_is(house: Ho
     report = await verify_ledger(house.database, None, running=set())
     assert (report.ok, report.in_doubt_tokens) == (True, 0)
     assert sum(total.requests for total in await house.ledger.totals()) == 1, "bills count what ran"
-    acts = await admin.audit.read(AuditQuery(act="ledger.adjust"))
+    acts = await read_page(admin, AUDIT, AuditQuery(act="ledger.adjust"))
     assert [row.target for row in acts.rows] == [calls[2].request_id, calls[1].request_id]
 
 

@@ -10,10 +10,11 @@ import pytest
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
 from tenants.admin.commands import KeyCreate, PriceSet, ProjectCreate, TenantChange, TenantCreate
-from tenants.admin.lists.audit import AuditQuery
 from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
 from tenants.nouns.limit import LimitSet
+from tenants.resources.audit import AUDIT, AuditQuery
+from tenants.resources.reading import read_page
 from tests.support.audited import audited
 from tests.support.quota import Clock
 
@@ -78,7 +79,7 @@ async def test_pages_in_both_orders_show_every_row_once(admin: Admin, clock: Clo
         seen: list[int] = []
         cursor = None
         while True:
-            page = await admin.audit.read(query, cursor=cursor, limit=3)
+            page = await read_page(admin, AUDIT, query, cursor=cursor, limit=3)
             assert len(page.rows) <= 3
             seen += [row.seq for row in page.rows]
             cursor = page.next_cursor
@@ -101,17 +102,17 @@ async def test_a_filter_that_makes_no_sense_names_its_field(admin: Admin, clock:
     }
     for field, wanted in wrong.items():
         with pytest.raises(Invalid) as caught:
-            await admin.audit.read(AuditQuery(**wanted))  # type: ignore[arg-type]
+            await read_page(admin, AUDIT, AuditQuery(**wanted))  # type: ignore[arg-type]
         assert caught.value.field == field
     for wanted in ({"tenant": "nobody"}, {"subject": "tenant:nobody"}, {"subject": "project:red"}):
         with pytest.raises(NotFound):
-            await admin.audit.read(AuditQuery(**wanted))  # type: ignore[arg-type]
+            await read_page(admin, AUDIT, AuditQuery(**wanted))  # type: ignore[arg-type]
     for limit in (0, 1_001):
         with pytest.raises(Invalid, match="limit"):
-            await admin.audit.read(limit=limit)
-    page = await admin.audit.read(AuditQuery(act="tenant"), limit=1)
+            await read_page(admin, AUDIT, AuditQuery(), limit=limit)
+    page = await read_page(admin, AUDIT, AuditQuery(act="tenant"), limit=1)
     with pytest.raises(Invalid, match="act=tenant, and this one is asked with no filter"):
-        await admin.audit.read(cursor=page.next_cursor)
+        await read_page(admin, AUDIT, AuditQuery(), cursor=page.next_cursor)
 
 
 async def test_rows_show_names_and_no_secret(admin: Admin, clock: Clock) -> None:

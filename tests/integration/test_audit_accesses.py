@@ -152,7 +152,7 @@ async def test_forms_that_are_refused_passwords_that_are_wrong_and_files_are_row
         fields = {"current": "a guess", "password": "x", "repeat": "y"}
         assert (await browser.send("/console/password", **fields)).status_code == 403
         assert (await browser.get("/console/audit")).status_code == 200
-        assert (await browser.get("/console/audit/csv")).status_code == 200
+        assert (await browser.get("/console/audit.csv")).status_code == 200
         assert (await browser.send("/console", "/console/tenants", name="x")).status_code == 403
         sent = await browser.http.post("/console/log-out", data={"form_token": "forged"})
         assert sent.status_code == 403
@@ -167,7 +167,7 @@ async def test_forms_that_are_refused_passwords_that_are_wrong_and_files_are_row
     [refused] = await watched.accesses("session.refuse")
     assert said(refused) == ("person:ann", ADDRESS, "console", {"count": 1, "why": {"password": 1}})
     [file] = await watched.accesses("access.export")
-    assert (file.actor, file.target) == ("person:ann", "GET /console/audit/csv")
+    assert (file.actor, file.target) == ("person:ann", "GET /console/audit.csv")
 
 
 async def test_a_batch_is_written_once_however_often_it_is_repeated(

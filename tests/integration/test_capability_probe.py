@@ -62,7 +62,7 @@ async def test_before_it_was_tried_a_server_only_generates_text() -> None:
     async with upstream_of(Server()) as upstream:
         assert words(upstream) == {"text"}
         assert upstream.capabilities.untried == frozenset(Capability) - {"text"}
-        await upstream.try_capabilities()
+        await upstream.monitor.trials.try_all()
         assert words(upstream) == set(Capability)
         assert not upstream.capabilities.untried
 
@@ -71,15 +71,15 @@ async def test_what_fails_for_another_reason_than_a_refusal_stays_as_it_was() ->
     server = Server()
     async with upstream_of(server) as upstream:
         server.status = refuses("tools")
-        await upstream.try_capabilities()
+        await upstream.monitor.trials.try_all()
         known = words(upstream)
         assert "tools" not in known
         for status in (429, 502, 503, 504, 401):
             server.status = lambda body, path, status=status: status
-            await upstream.try_capabilities()
+            await upstream.monitor.trials.try_all()
             assert words(upstream) == known
         server.status = refuses("response_format", status=503)
-        await upstream.try_capabilities()
+        await upstream.monitor.trials.try_all()
         assert words(upstream) == known | {"tools", "forced_tools"}
 
 
@@ -87,7 +87,7 @@ async def test_an_error_of_its_own_is_a_refusal_where_it_still_answers_plain_tex
     server = Server()
     async with upstream_of(server) as upstream:
         server.status = refuses("tools", status=500)
-        await upstream.try_capabilities()
+        await upstream.monitor.trials.try_all()
         assert "tools" not in words(upstream)
         assert upstream.describe()["cannot"]["tools"] == "500 no"
         dead = [False]
@@ -97,7 +97,7 @@ async def test_an_error_of_its_own_is_a_refusal_where_it_still_answers_plain_tex
             return 500 if dead[0] else 200
 
         server.status = dies_of_a_schema
-        await upstream.try_capabilities()
+        await upstream.monitor.trials.try_all()
         assert {"json_object", "json_schema"} < words(upstream), "it failed altogether: nothing is known anew"
 
 
@@ -105,7 +105,7 @@ async def test_a_server_without_a_chat_template_is_tried_by_text_completions() -
     server = Server()
     async with upstream_of(server) as upstream:
         server.status = lambda body, path: 400 if "messages" in body or "input" in body else 200
-        await upstream.try_capabilities()
+        await upstream.monitor.trials.try_all()
         assert words(upstream) == {"text", "json_object", "json_schema", "extra_fields", "rerank"}
 
 
@@ -113,10 +113,10 @@ async def test_a_server_of_vectors_generates_no_text() -> None:
     server = Server()
     async with upstream_of(server) as upstream:
         server.status = lambda body, path: 200 if path == "/v1/embeddings" else 404
-        await upstream.try_capabilities()
+        await upstream.monitor.trials.try_all()
         assert words(upstream) == {"embeddings"}
         server.status = lambda body, path: 400
-        await upstream.try_capabilities()
+        await upstream.monitor.trials.try_all()
         assert words(upstream) == {"text"}, "what it refuses altogether is refused in its own words"
 
 
@@ -125,7 +125,7 @@ async def test_reasons_hold_no_key_and_little_else() -> None:
     async with upstream_of(server, api_key="s3cret-key") as upstream:
         server.said = "Bearer s3cret-key is not enough\n" * 100
         server.status = refuses("tools")
-        await upstream.try_capabilities()
+        await upstream.monitor.trials.try_all()
         reason = upstream.describe()["cannot"]["tools"]
         assert "s3cret-key" not in reason
         assert len(reason) < 400
@@ -135,7 +135,7 @@ async def test_settings_go_before_trials() -> None:
     server = Server()
     fields = {"capabilities": (Capability.TOOLS, Capability.EXTRA_FIELDS), "fields": ("verbosity",)}
     async with upstream_of(server, **fields) as upstream:
-        await upstream.try_capabilities()
+        await upstream.monitor.trials.try_all()
         found = upstream.capabilities
         assert words(upstream) == {"text", "tools", "forced_tools", "extra_fields"}
         assert {"verbosity", "min_tokens"} < found.fields, "of vLLM, as its list of models says"
@@ -185,23 +185,23 @@ async def test_trials_that_show_nothing_new_become_rarer() -> None:
     few seconds for ever."""
     server = Server()
     async with upstream_of(server) as upstream:
-        trials = upstream._monitor.trials
+        trials = upstream.monitor.trials
         server.status = lambda body, path: 403 if path == "/v1/rerank" else 200
-        await upstream.try_capabilities()
+        await upstream.monitor.trials.try_all()
         assert upstream.capabilities.untried == {"rerank"}
         pauses = [trials.pause_s]
         for _ in range(7):
-            await upstream.try_capabilities()
+            await upstream.monitor.trials.try_all()
             pauses.append(trials.pause_s)
         assert pauses == [5, 10, 20, 40, 60, 60, 60, 60], "within a minute, while something is untried"
         server.status = lambda body, path: 200
-        await upstream.try_capabilities()
+        await upstream.monitor.trials.try_all()
         assert not upstream.capabilities.untried
         pauses = [trials.pause_s]
         for number in range(7):
             server.said = f"no, says request {number}"
             server.status = refuses("tools")
-            await upstream.try_capabilities()
+            await upstream.monitor.trials.try_all()
             pauses.append(trials.pause_s)
         assert pauses == [5, 5, 10, 20, 40, 80, 160, 300], "other words for the same are nothing new"
         assert upstream.capabilities.reasons["tools"] == "400 no, says request 6"
@@ -217,13 +217,13 @@ async def test_what_a_broken_trial_left_open_is_tried_again_within_a_minute() ->
 
     server.status = breaks
     async with upstream_of(server) as upstream:
-        trials = upstream._monitor.trials
+        trials = upstream.monitor.trials
         for _ in range(9):
-            await upstream.try_capabilities()
+            await upstream.monitor.trials.try_all()
             assert upstream.capabilities.untried == {"embeddings"}
         assert trials.pause_s == 60
         server.status = lambda body, path: 200
-        await upstream.try_capabilities()
+        await upstream.monitor.trials.try_all()
         assert "embeddings" in words(upstream)
 
 
@@ -237,9 +237,9 @@ async def test_an_endpoint_that_a_server_refuses_is_known_until_it_answers_there
     async with upstream_of(server) as upstream:
         for status, refused in ((404, {endpoint}), (503, {endpoint}), (200, set()), (405, {endpoint})):
             server.status = lambda body, at, status=status: status if at == path else 200
-            await upstream.try_capabilities()
+            await upstream.monitor.trials.try_all()
             assert upstream.capabilities.refused == refused
             assert "text" in words(upstream)
         server.status = lambda body, at: 400
-        await upstream.try_capabilities()
+        await upstream.monitor.trials.try_all()
         assert not upstream.capabilities.refused, "what it refuses altogether is refused in its own words"

@@ -17,8 +17,9 @@ from tenants.admin.commands import KeyCreate, TenantChange, TenantCreate
 from tenants.admin.platform.policy import StoredPolicy
 from tenants.admin.transaction import Transactions
 from tenants.config_file import config_file
+from tenants.config_file.base import ConfigInvalid
 from tenants.config_file.config_file import ConfigFile
-from tenants.config_file.document import ConfigInvalid, Configuration
+from tenants.config_file.document import Configuration
 from tenants.config_file.export import as_yaml
 from tenants.config_file.plan import PlanTerms
 from tenants.config_file.yaml_reader import read_file
@@ -27,6 +28,7 @@ from tenants.directory.directory import Directory
 from tenants.errors import PreconditionFailed
 from tenants.nouns.limit import LimitSet
 from tenants.pricing.pricing import DEFAULT_MULTIPLIERS
+from tenants.resources.all import RESOURCES
 from tenants.storage import tables
 from tenants.storage.database import Database, open_database
 from tests.support.config_files import FULL, acts_since
@@ -171,7 +173,8 @@ tenants:
     ]
     # A kind of step that no plan of these tests has may leave no row.
     code = inspect.getsource(config_file)
-    assert made | {act for act, _ in acts} == set(re.findall(r'case "([a-z_.]+)"', code))
+    of_sections = {act for one in RESOURCES if (part := one.document) for act in (part.set, part.remove)}
+    assert made | {act for act, _ in acts} == of_sections | {*re.findall(r'case "([a-z_.]+)"', code)}
     assert await here.steps(text) == []
     assert (
         "acme: limit cost_nanousd per month of end user ann@example.com"

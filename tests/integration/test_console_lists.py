@@ -17,10 +17,9 @@ from tenants.admin.transaction import Transactions
 from tenants.people.person import PersonInvite
 from tenants.storage.database import create_sql_engine, open_database
 from tenants.storage.tables import audit
-from tests.integration.test_query_plans import fold_all
 from tests.support.console import Browser
 from tests.support.gateway_app import PEPPER, gateway_app
-from tests.support.many_requests import Sizes, fill
+from tests.support.many_requests import Sizes, fill, fold_all
 
 SIZES = Sizes(requests=15_000, tenants=200, keys=400)
 BY_KEY_AND_DAY = "/console/usage?group=tenant&then=key&window=day"
@@ -84,7 +83,7 @@ async def _usage_in_pages(browser: Browser) -> None:
 async def _audit_in_parts(browser: Browser, url: str) -> None:
     """A file holds 10,000 rows at most, and says where the next one is; all parts are all rows, once each."""
     ids: list[int] = []
-    path, parts = "/console/audit/csv", 0
+    path, parts = "/console/audit.csv?order=oldest", 0
     while path:
         answer = await browser.get(path)
         rows = list(csv.reader(io.StringIO(answer.text)))[1:]

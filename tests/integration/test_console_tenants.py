@@ -12,11 +12,12 @@ import pytest
 
 from gateway.console.form_errors import CHANGED_MEANWHILE
 from tenants.admin.commands import KeyCreate, ProjectCreate, TenantCreate
-from tenants.admin.lists.audit import AuditQuery
 from tenants.admin.transaction import etag_of
 from tenants.directory.records import from_us
 from tenants.nouns.limit import LimitOverride, LimitSet, limit_as_json
 from tenants.quota.projection import HOUR_US, WEEK_HOURS
+from tenants.resources.audit import AUDIT, AuditQuery
+from tenants.resources.reading import read_page
 from tenants.storage.tables import flow_minutes, key_uses, usage_sums
 from tenants.types import Meter
 from tenants.usage.sums import AMOUNTS
@@ -102,7 +103,7 @@ async def test_a_tenant_with_a_limit_and_a_key_is_made_by_forms(house: House) ->
     assert secret not in listed.text
     assert "backend" in said(listed)
     assert "tenant: 1,000,000 tokens a day (UTC)" in said(listed)
-    audit = (await house.admin.audit.read(AuditQuery(act="key.create"))).rows
+    audit = (await read_page(house.admin, AUDIT, AuditQuery(act="key.create"))).rows
     assert audit[0].actor == "person:owner"
     assert secret not in repr(audit)
 

@@ -16,8 +16,9 @@ import redis
 import redis.asyncio
 
 from gateway.dispatch.control_feed import ControlFeed
-from gateway.flow.control_rules import DEFAULT_BOUNDS, REVERSAL_S, Control, ControlMode, Knob
+from gateway.flow.control_rules import REVERSAL_S, Control, ControlMode
 from gateway.flow.deadline_check import FIRM
+from gateway.flow.knobs import DEFAULT_BOUNDS, Knob
 from gateway.flow.shared.control_session import IN_FORCE_S, LOCK_S
 from tests.support.control_pool import ControlRoom, LoopGateway, observed
 from tests.unit.gateway.pools.test_control_loop import snapshot_of
@@ -273,7 +274,7 @@ async def test_every_gateway_turns_its_own_knobs_and_says_it_again_to_engines(re
     assert {move.knob for move in await east.loop.turn(2.0)} >= {Knob.TOKEN_BUDGET, Knob.BATCH_CAP}
     assert await west.loop.turn(4.0) == []
     for each in (east, west):
-        assert (each.flow.window.batch_cap, each.budgets[-1]) == (0.875, 0.875)
+        assert (each.flow.placement.window.batch_cap, each.budgets[-1]) == (0.875, 0.875)
     assert (sum(east.loop.moved.values()), sum(west.loop.moved.values())) == (4, 0), "one decided"
     said = len(west.budgets)
     await west.loop.turn(6.0)
@@ -283,7 +284,7 @@ async def test_every_gateway_turns_its_own_knobs_and_says_it_again_to_engines(re
     assert await east.loop.turn(8.0) == [], "it looks no more"
     await west.loop.turn(8.0)
     assert (west.loop.describe()["holder"], west.loop.describe()["term"]) == ("west", 2)
-    assert west.flow.window.batch_cap <= 0.875
+    assert west.flow.placement.window.batch_cap <= 0.875
     await client.aclose()
 
 
@@ -307,6 +308,8 @@ async def test_where_a_table_says_that_knobs_rest_all_have_them_there_without_ac
     assert not any(move.is_made for move in advised)
     await west.loop.turn(4.0)
     for each in (east, west):
-        assert each.flow.long_share == 0.25
-        assert (each.flow.window.batch_cap, set(each.budgets)) == (1.0, {1.0}), "advice alone moves nothing"
+        assert each.flow.knobs.long_share == 0.25
+        assert (each.flow.placement.window.batch_cap, set(each.budgets)) == (1.0, {1.0}), (
+            "advice alone moves nothing"
+        )
     await client.aclose()

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import redis
 
-from gateway.flow.control_rules import ControlMode, Knob
+from gateway.flow.control_rules import ControlMode
+from gateway.flow.knobs import Knob
 from ops.bench.estimates.control import most_reversals
 from ops.sandbox.services import Service, start_redis
 from ops.simulate.records import Records

@@ -94,7 +94,6 @@ def running_loop(
         clock=time.monotonic,
         backlog_s=backlog_s,
         lost_s=lost_s,
-        on_restored_settled=lambda: None,
     )
     threaded = ThreadedLoop(loop, store)
     try:

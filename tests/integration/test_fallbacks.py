@@ -77,7 +77,7 @@ class Street:
         assert reserve.detail["fallback"]["tried"] == [{"model": "m", "reason": reason.value}]
         for house in (self.first, self.second):
             house.flow.check()
-            assert len(house.flow) == house.flow.num_in_flight == 0
+            assert len(house.flow) == len(house.flow.in_flight) == 0
             assert not house.holds.live
 
 

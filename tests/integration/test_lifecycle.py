@@ -28,7 +28,6 @@ from engine.messages import (
     StepTime,
     Submit,
 )
-from engine.scheduling.counters import ServiceCounters
 from gateway.budget.holds import Holds
 from gateway.cluster.crash_charge import reckon
 from gateway.dispatch.admission import Admission
@@ -38,7 +37,6 @@ from gateway.domain.ids import new_request_id, sequence_id
 from gateway.error_mapping import refusal_of
 from gateway.errors import ApiError
 from gateway.estimates.estimator import Estimator
-from gateway.flow.controller import FlowController
 from gateway.flow.window import WindowRule
 from gateway.metrics.registry import Metrics
 from gateway.requests.lifecycle import Lifecycle, LifecycleLimits, PrincipalStandings
@@ -61,6 +59,7 @@ from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import QuotaStoreUnavailable
 from tenants.storage.database import Database, open_database
 from tenants.types import Amounts, Limit, Meter, OnLowBudget, Principal, SubjectKind, Tier, Window
+from tests.support.builders import flow_controller
 from tests.support.engine_process import until
 from tests.support.freed import no_cycles_left
 
@@ -105,10 +104,6 @@ class ScriptedEngine:
         """Tokens emitted before a cancel took effect."""
         self.emitted: dict[str, int] = {}
         self.arrived = asyncio.Event()
-
-    @property
-    def model(self) -> ModelInfo | None:
-        return None if self.ready is None else self.ready.model
 
     def watch(self, on_change: Callable[[], None]) -> None:
         self.watchers.append(on_change)
@@ -216,10 +211,9 @@ class House:
         clock = asyncio.get_running_loop().time
         self.ledger = Ledger(self.database)
         self.store = MemoryQuotaStore()
-        self.flow = FlowController(
-            "vtc", ServiceCounters(), max_queued=3, max_queued_per_tenant=2, queue_ttl_s=[self.ttl_s] * 3,
-            window=WindowRule(0, 1.0), log_records=100,
-        )  # fmt: skip
+        self.flow = flow_controller(
+            max_queued=3, max_queued_per_tenant=2, queue_ttl_s=[self.ttl_s] * 3, log_records=100
+        )
         self.dispatcher = Dispatcher(
             self.flow, ReplicaSet([self.engine, *self.others]), clock, engine_grace_s=0.0
         )
@@ -311,9 +305,9 @@ class House:
         assert states[Meter.REQUESTS].used == requests
         self.store.check()
         self.flow.check()
-        assert self.flow.num_in_flight == 0
+        assert len(self.flow.in_flight) == 0
         assert len(self.flow) == 0
-        assert self.flow.load("a").ahead_of(2) == (0, 0)
+        assert self.flow.placement.load("a").ahead_of(2) == (0, 0)
         assert self.flow.counters.value("ten_1") == (
             (settle.amounts.input_tokens * run.call.choices + 2 * output_tokens) * 1_000_000
         )
@@ -340,7 +334,7 @@ async def house(sqlite_url: str) -> AsyncIterator[House]:
 async def test_an_answer_that_ends_is_charged_as_the_engine_counts_it(house: House) -> None:
     run, (one,) = await house.running()
     house.engine.emit(one, 3)
-    await until(lambda: [each.output_tokens for each in house.flow.in_flight()] == [3])
+    await until(lambda: [each.output_tokens for each in house.flow.in_flight] == [3])
     house.engine.emit(one, 4)
     house.engine.end(one, "stop")
     closed, events = await house.closed(run)
@@ -501,7 +495,7 @@ async def test_an_engine_that_dies_leaves_what_arrived_to_be_charged(house: Hous
         4,
         10,
     )
-    assert house.flow.num_in_flight == 0
+    assert len(house.flow.in_flight) == 0
 
 
 async def test_one_choice_that_fails_ends_the_others(house: House) -> None:
@@ -747,8 +741,8 @@ async def test_a_batch_request_waits_as_long_as_its_client_says_and_its_hold_las
     running = [await house.running() for _ in range(2)]
     waiting = house.begin(tier=tier, timeout_s=timeout_s, names_timeout=names_timeout)
     await until(lambda: waiting.in_line)
-    [ticket] = house.flow.tickets()
-    assert house.flow.expires_s(ticket) - waiting.times.arrived_s == pytest.approx(waits_s)
+    [ticket] = house.flow.queue.tickets()
+    assert house.flow.queue.expires_s(ticket) - waiting.times.arrived_s == pytest.approx(waits_s)
     while now_s < 1e9 + waits_s:
         now_s += 50
         await house.holds.keep_once()
@@ -1100,7 +1094,7 @@ async def test_more_streams_than_a_rate_feeds_wait_and_hold_nothing(house: House
     bucket = output_bucket(100.0, 100)
     principal = principal_with(bucket)
     fed = 1 + int(100.0 // house.lifecycle._estimates.stream_tokens_per_s())
-    house.flow.window = WindowRule(100, 100.0)
+    house.flow.placement.window = WindowRule(100, 100.0)
     runs = [house.begin(max_tokens=50, principal=principal) for _ in range(fed + 3)]
     await until(lambda: len(house.engine.submitted) == fed)
     await until(lambda: len(house.lifecycle._stream_limiter) == 3)

@@ -27,8 +27,8 @@ from gateway.upstream.base import (
 )
 from gateway.upstream.health.breaker import BreakerRule
 from gateway.upstream.http import connection
-from gateway.upstream.openai import upstream as upstream_module
-from gateway.upstream.openai.config import OpenAIServer, PrefixCache, Timeouts
+from gateway.upstream.openai import server_sequences
+from gateway.upstream.openai.config import OpenAIServer, PrefixCache
 from gateway.upstream.openai.request import PriorityStyle, UsageWish
 from gateway.upstream.openai.sequence import FULL_BYTES
 from gateway.upstream.openai.upstream import OpenAIUpstream
@@ -378,7 +378,7 @@ async def test_the_first_words_are_taken_before_more_is_read() -> None:
 
     async with Peer(answer) as peer, upstream_of(peer, between_s=0.05) as upstream:
         deltas = upstream.run(sequence(), CHAT)
-        [running] = upstream._sequences.values()
+        [running] = upstream._running.values()
         await until(lambda: running._deltas)
         more.set()
         await has_more.wait()
@@ -454,7 +454,7 @@ async def test_an_answer_that_breaks_off_fails_after_what_came(answer: Handler) 
             await answer_of(deltas)
         assert not isinstance(failed.value, NotBegun)
         assert second.requests == [], "what a client has seen is not repeated"
-        assert upstream.failures == 1
+        assert upstream.monitor.failures == 1
 
 
 async def test_a_pause_ends_an_answer_however_long_its_beginning_may_take() -> None:
@@ -625,7 +625,7 @@ async def test_a_request_that_the_server_refuses_is_the_clients_affair() -> None
             await answer_of(upstream.run(sequence(), CHAT))
         assert refused.value.code == "context_length_exceeded"
         assert second.requests == []
-        assert upstream.failures == 0
+        assert upstream.monitor.failures == 0
 
 
 @pytest.mark.parametrize(
@@ -684,7 +684,7 @@ async def test_text_beyond_what_was_asked_for_is_passed_on_only_where_the_server
         async with Peer(handler) as peer, upstream_of(peer, tokenize=tokenize) as upstream:
             text, outcome = await answer_of(upstream.run(sequence(), wording))
             assert (len(text), outcome.finish, outcome.emitted_tokens) == (kept, finish, 10)
-            assert upstream.contradictions["overrun"] == (finish == "length")
+            assert upstream.monitor.contradictions["overrun"] == (finish == "length")
 
 
 async def test_a_usage_that_contradicts_the_text_or_the_request_is_marked() -> None:
@@ -699,7 +699,7 @@ async def test_a_usage_that_contradicts_the_text_or_the_request_is_marked() -> N
             submit = sequence(max_tokens=300, lease_tokens=300)
             _, outcome = await answer_of(upstream.run(submit, CHAT))
             assert (outcome.emitted_tokens, outcome.basis) == (tokens, basis)
-            assert [each for each, number in upstream.contradictions.items() if number] == (
+            assert [each for each, number in upstream.monitor.contradictions.items() if number] == (
                 [kind] if kind else []
             )
 
@@ -945,12 +945,12 @@ async def test_a_whole_answer_of_which_something_came_is_not_repeated(answer: Ha
             await answer_of(upstream.run(sequence(), WHOLE))
         assert not isinstance(failed.value, NotBegun)
         assert second.requests == []
-        assert upstream.failures == 1
+        assert upstream.monitor.failures == 1
 
 
 def test_a_whole_answer_may_take_as_long_as_a_slow_stream_of_it() -> None:
-    limits = Timeouts(first_byte_s=120.0, between_s=60.0)
-    assert [limits.whole_s(tokens) for tokens in (1, 64, 65, 512)] == [180.0, 180.0, 240.0, 600.0]
+    server = OpenAIServer("a", "http://a", MODEL, first_byte_s=120.0, between_s=60.0)
+    assert [server.whole_s(tokens) for tokens in (1, 64, 65, 512)] == [180.0, 180.0, 240.0, 600.0]
 
 
 # ---------------------------------------------------------------- health
@@ -1062,7 +1062,7 @@ async def test_a_finish_reason_that_nobody_knows_is_a_stop_that_is_told(asks: Wo
     finish = "eos\x1b" + "s" * 100
     async with Peer(either_way("a", finish=finish, count=usage(1, 1))) as peer, upstream_of(peer) as upstream:
         text, outcome = await answer_of(upstream.run(sequence(), asks))
-        assert (text, outcome.finish, outcome.finish_word, upstream.failures) == ("a", "stop", "", 0)
+        assert (text, outcome.finish, outcome.finish_word, upstream.monitor.failures) == ("a", "stop", "", 0)
         assert outcome.unknown_finish == "eos " + "s" * 36
 
 
@@ -1074,8 +1074,8 @@ async def test_a_replica_with_another_model_does_not_join(caplog: pytest.LogCapt
         peer.models = (MODEL,)
         await upstream.probe()
         assert upstream.is_up
-        assert upstream.model is not None
-        assert upstream.model.context_tokens == 1024
+        assert upstream.ready is not None
+        assert upstream.ready.model.context_tokens == 1024
 
 
 async def test_a_server_whose_context_is_not_known_does_not_join() -> None:
@@ -1160,7 +1160,7 @@ async def test_an_answer_without_usage_takes_away_what_only_the_server_counts() 
 
 async def test_a_server_without_usage_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all that is asked of it needs its usage, no other answer would come to show one."""
-    monkeypatch.setattr(upstream_module, "USAGE_AGAIN_AFTER_S", 0.01)
+    monkeypatch.setattr(server_sequences, "USAGE_AGAIN_AFTER_S", 0.01)
     async with Peer(well("a")) as peer, upstream_of(peer, capabilities=("tools",)) as upstream:
         changed = asyncio.Event()
         assert [each async for each in upstream.run(sequence(), CHAT)]

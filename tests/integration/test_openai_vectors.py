@@ -91,6 +91,6 @@ async def test_a_server_is_found_to_compute_embeddings_and_no_text() -> None:
             await request.json({"detail": "Not Found"}, status=404)
 
     async with Peer(only_vectors) as peer, upstream_of(peer, capabilities="auto") as upstream:
-        await upstream.try_capabilities()
+        await upstream.monitor.trials.try_all()
         assert upstream.capabilities.words == {Capability.EMBEDDINGS}
         assert upstream.capabilities.lacks({Capability.TEXT}) == Capability.TEXT

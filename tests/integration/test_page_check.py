@@ -11,9 +11,8 @@ from sqlalchemy import text
 from ops.sandbox.page_check import page_sums
 from tenants.ledger.batch_insert import insert_rows
 from tenants.storage.database import create_sql_engine
-from tests.integration.test_query_plans import fold_all
 from tests.support.gateway_app import gateway_app
-from tests.support.many_requests import Sizes, fill
+from tests.support.many_requests import Sizes, fill, fold_all
 from tests.support.usage import row
 
 SIZES = Sizes(requests=600, tenants=51, keys=102)

@@ -97,35 +97,6 @@ async def test_each_list_shows_every_object_once_while_others_arrive(admin: Admi
             await read_page(admin, LIMITS, LimitQuery(), limit=limit)
 
 
-async def test_a_cursor_of_another_list_or_filter_is_refused(admin: Admin) -> None:
-    for name in ("acme", "globex"):
-        await admin.tenants.create("test", TenantCreate(name=name))
-        for _ in range(2):
-            await admin.keys.create("test", KeyCreate(tenant=name))
-    cursor = (await admin.keys.page("acme", limit=1)).next_cursor
-    assert len((await admin.keys.page("acme", cursor=cursor)).rows) == 1
-    with pytest.raises(Invalid, match="tenant=acme, and this one is asked with tenant=globex"):
-        await admin.keys.page("globex", cursor=cursor)
-    with pytest.raises(Invalid, match="'keys', and this is the list of limits"):
-        await read_page(admin, LIMITS, LimitQuery(tenant="acme"), cursor=cursor)
-
-
-async def test_prices_history_goes_on_within_a_version(admin: Admin) -> None:
-    for output in (1, 2, 3):
-        await admin.prices.set("test", PriceSet(model="m", input_nanousd=1, output_nanousd=output))
-
-    async def ask(**page: Any) -> Page[Any]:
-        return await admin.prices.page_history("m", **page)
-
-    whole = await pages(ask, 1000)
-    assert len(whole) == 9
-    for limit in (1, 2, 4):
-        assert sorted(await pages(ask, limit), key=str) == sorted(whole, key=str)
-    assert [each.version for each in await pages(ask, 2)] == sorted(
-        (each.version for each in whole), reverse=True
-    )
-
-
 async def requests(admin: Admin, limit: int = 7, **wanted: str) -> list[Any]:
     async def ask(**page: Any) -> Page[Any]:
         return await read_page(admin, ENDED, EndedQuery(**wanted), **page)
@@ -133,7 +104,7 @@ async def requests(admin: Admin, limit: int = 7, **wanted: str) -> list[Any]:
     return await pages(ask, limit)
 
 
-async def test_ended_requests_are_found_by_every_filter_newest_first(
+async def test_ended_requests_are_found_by_filters_together_newest_first(
     admin: Admin, database: Database
 ) -> None:
     await database.write(lambda one: fill(one, Sizes(REQUESTS, 3, 6), NOW_US))
@@ -144,24 +115,15 @@ async def test_ended_requests_are_found_by_every_filter_newest_first(
         assert await requests(admin, limit) == whole
     middle_us = NOW_US - SPAN_US // 2
     filters: list[tuple[dict[str, str], Callable[[Any], bool]]] = [
-        ({"tenant": "t2"}, lambda each: each.tenant_id == "ten_2"),
         (
             {"tenant": "ten_2", "tier": "batch"},
             lambda each: each.tenant_id == "ten_2" and each.tier == "batch",
         ),
-        ({"project": "prj_3"}, lambda each: each.project_id == "prj_3"),
         ({"tenant": "t3", "project": "default"}, lambda each: each.project_id == "prj_3"),
-        ({"key": "key_4"}, lambda each: each.key_id == "key_4"),
-        ({"model": "model-1"}, lambda each: each.model == "model-1"),
-        ({"outcome": "completed"}, lambda each: each.outcome == "completed"),
-        ({"outcome": "failed"}, lambda each: each.outcome == "failed"),
-        ({"cause": CAUSES[1]}, lambda each: ("e2e", CAUSES[1]) in each.misses),
         (
             {"cause": CAUSES[1], "key": "key_2", "outcome": "completed"},
             lambda each: ("e2e", CAUSES[1]) in each.misses and each.key_id == "key_2",
         ),
-        ({"since": from_us(middle_us).isoformat()}, lambda each: each.ended_us >= middle_us),
-        ({"until": from_us(middle_us).isoformat()}, lambda each: each.ended_us < middle_us),
         (
             {"since": from_us(middle_us).isoformat(), "cause": CAUSES[0]},
             lambda each: each.ended_us >= middle_us and ("e2e", CAUSES[0]) in each.misses,

@@ -15,19 +15,17 @@ import redis
 from engine.entry import QueueEntry
 from engine.forecast.wait.replayed_engine import EngineLoad
 from engine.messages import StepTime
-from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import Ticket
 from gateway.flow.shared import codec
-from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.mirror import MAX_OTHERS, Mirror
 from gateway.flow.types import TokensAhead
-from gateway.flow.window import NUM_RANKS, Replica, WindowRule
+from gateway.flow.window import Replica
+from tests.support.builders import flow_controller
 from tests.support.pictures import forecast_of, picture
 from tests.support.shared_pool import PREFIX, Pool, PoolGateway
 
 NOW_S = 1_700_000_000.0
 REPLICAS = [Replica("a", 1, 1_000_000)]
-RULE = PoolRule(10_000, 10_000, 0, 1.0, stale_us=10**12)
 
 
 class House:
@@ -35,7 +33,7 @@ class House:
         self.pool = Pool(client, "forecast")
         self.pool.forget()
         self.gateways = {
-            name: PoolGateway(self.pool, name, self.mirror(), RULE, REPLICAS, 1) for name in ("east", "west")
+            name: PoolGateway(self.pool, name, self.mirror(), REPLICAS, 1) for name in ("east", "west")
         }
         for gateway in self.gateways.values():
             gateway.exchange(NOW_S)
@@ -44,15 +42,7 @@ class House:
 
     @staticmethod
     def mirror() -> Mirror:
-        return Mirror(
-            "vtc",
-            ServiceCounters(),
-            max_queued=10_000,
-            max_queued_per_tenant=10_000,
-            queue_ttl_s=(1e9,) * NUM_RANKS,
-            window=WindowRule(0, 1.0),
-            log_records=1,
-        )
+        return flow_controller(kind=Mirror)
 
     def arrive(self, at: str, tenant: str, count: int = 1, *, tier: int = 1, weight: float = 1.0) -> None:
         gateway = self.gateways[at]
@@ -108,7 +98,7 @@ def test_what_has_left_is_forgotten(house: House) -> None:
     house.arrive("west", "acme", 2)
     assert house.waits("east") == {("acme", 1): 2}
     west = house.gateways["west"]
-    for ticket in list(west.mirror.tickets()):
+    for ticket in list(west.mirror.queue.tickets()):
         west.cancel(ticket.entry.entry_id, NOW_S)
     west.exchange(NOW_S)
     assert house.waits("east") == {}

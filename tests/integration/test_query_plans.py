@@ -13,16 +13,15 @@ from urllib.parse import urlencode
 
 import httpx
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import text
 
 from gateway.console import csv_file
 from migrations import runner
 from tenants.admin.lists.scans import MOST_SCANNED
 from tenants.storage.database import create_sql_engine
-from tenants.usage.fold import fold, is_behind
 from tests.support.console_questions import AskedPage, ask_pages, in_pages
 from tests.support.gateway_app import gateway_app
-from tests.support.many_requests import Sizes, fill
+from tests.support.many_requests import Sizes, fill, fold_all
 from tests.support.query_plans import Recorder, Statement, recorder, visited, whole_scans
 from tests.support.route_questions import questions
 
@@ -63,15 +62,6 @@ async def ask_all(client: httpx.AsyncClient, heard: Recorder, now_us: int) -> li
                 break
             following = "&" + urlencode({"cursor": cursor})
     return asked
-
-
-def fold_all(engine: Engine) -> None:
-    """Brings the sums of usage up to date, as a gateway does beside its requests."""
-    behind = True
-    while behind:
-        with engine.begin() as connection:
-            fold(connection, most=50_000)
-            behind = is_behind(connection)
 
 
 async def check(url: str, small_url: str, tmp_path: Path, sizes: Sizes) -> list[Asked]:

@@ -213,7 +213,7 @@ async def test_an_order_by_deadline_knows_what_was_promised(house: House) -> Non
     run = begin(house, Figures((1.0, 2.0), (1.0, 2.0), (1.0, 2.0), (3.0, 9.0)))
     one = f"{run.call.request_id}.0"
     await until(lambda: one in house.engine.submitted)
-    [flight] = house.flow.in_flight()
+    [flight] = house.flow.in_flight
     assert flight.ticket.entry.deadline_s == pytest.approx(run.times.arrived_s + 9.0)
     assert flight.ticket.expires_s is None, "a promise of a time is no limit on the wait"
     house.engine.emit(one, 1)

@@ -98,8 +98,8 @@ async def test_it_goes_on_at_another_engine_from_what_arrived(
     assert (state.output_token_ids, state.text_sent, state.kv, state.gpu_us) == ([7, 7, 7], 3, [], 70)
     assert state.kv_tokens == len(PROMPT) + 2, "what was computed is not charged again"
     assert state.submit.lease_tokens == first.leases[one][-1]
-    assert house.flow.load("a").ahead_of(2) == (0, 0)
-    assert house.flow.load("b").ahead_of(2)[0] == 1, "the queue counts it where it runs now"
+    assert house.flow.placement.load("a").ahead_of(2) == (0, 0)
+    assert house.flow.placement.load("b").ahead_of(2)[0] == 1, "the queue counts it where it runs now"
     second.emit(one, 4)
     second.end(one, "stop")
     closed, events = await house.closed(run)
@@ -159,7 +159,7 @@ async def test_without_an_engine_it_waits_and_keeps_its_hold(
     first.die()
     await until(lambda: len(house.flow) == 1)
     assert run.call.request_id in house.holds.live
-    (waiting,) = house.flow.tickets()
+    (waiting,) = house.flow.queue.tickets()
     assert waiting.had == (len(PROMPT), 3)
     first.rise()
     await until(lambda: one in first.imported)
@@ -327,7 +327,7 @@ class TestDrain:
         await until(lambda: len(house.flow) == 0)
         settle = (await house.ledger.find(run.call.request_id))[1]
         assert settle.amounts.output_tokens == 4
-        (other,) = house.flow.in_flight()
+        (other,) = house.flow.in_flight
         costs = len(PROMPT) + 2 * 4 + other.charged_cost
         assert house.flow.counters.value("ten_1") == costs * 1_000_000
 

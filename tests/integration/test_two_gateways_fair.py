@@ -16,14 +16,14 @@ import redis
 from redis.exceptions import ResponseError
 
 from engine.entry import COUNTER_SCALE, QueueEntry
-from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.policy import UnknownPolicy
 from gateway.flow.controller import Ticket
 from gateway.flow.shared import codec
-from gateway.flow.shared.codec import FALL, PoolRule, script
+from gateway.flow.shared.codec import FALL, script
 from gateway.flow.shared.mirror import Mirror
-from gateway.flow.window import OWED_PART, Replica, WindowRule
+from gateway.flow.window import OWED_PART, Replica
 from tests.support import services
+from tests.support.builders import flow_controller
 from tests.support.shared_pool import Pool, PoolGateway
 
 NOON_S = 1_700_136_020.0
@@ -37,17 +37,8 @@ WARM_UP = 100
 
 
 def make_gateway(pool: Pool, name: str, *, life: int = 1, order: str = "vtc") -> PoolGateway:
-    mirror = Mirror(
-        order,
-        ServiceCounters(),
-        max_queued=10_000,
-        max_queued_per_tenant=10_000,
-        queue_ttl_s=(1e9,) * 3,
-        window=WindowRule(2, 1.0),
-        log_records=10,
-    )
-    rule = PoolRule(10_000, 10_000, 2, 1.0, stale_us=round(STALE_S * 1e6))
-    return PoolGateway(pool, name, mirror, rule, REPLICAS, life)
+    mirror = flow_controller(order, lookahead=2, kind=Mirror)
+    return PoolGateway(pool, name, mirror, REPLICAS, life, stale_us=round(STALE_S * 1e6))
 
 
 class House:
@@ -92,10 +83,10 @@ class House:
             gateway.exchange(self.now_s)
 
     def running(self, gateway: PoolGateway) -> list[str]:
-        return [flight.ticket.entry.entry_id for flight in gateway.mirror.in_flight()]
+        return [flight.ticket.entry.entry_id for flight in gateway.mirror.in_flight]
 
     def waiting(self, gateway: PoolGateway) -> set[str]:
-        return {ticket.entry.entry_id for ticket in gateway.mirror.tickets()}
+        return {ticket.entry.entry_id for ticket in gateway.mirror.queue.tickets()}
 
     def close(self) -> None:
         self.east.close()
@@ -132,7 +123,7 @@ def test_weights_hold_within_one_per_cent_though_all_of_one_tenant_enters_by_one
         name = under_way[0]
         owner = house.east if name in house.running(house.east) else house.west
         entry = next(
-            each.ticket.entry for each in owner.mirror.in_flight() if each.ticket.entry.entry_id == name
+            each.ticket.entry for each in owner.mirror.in_flight if each.ticket.entry.entry_id == name
         )
         emitted = entry.predicted_output_tokens + turn % 5 - 2
         owner.finish(name, entry.input_tokens, emitted, house.now_s)

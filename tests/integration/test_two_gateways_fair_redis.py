@@ -10,25 +10,26 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import redis
 
 from engine.entry import QueueEntry
-from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.policy import UnknownPolicy
 from gateway.dispatch.redis_queue import RedisQueue
 from gateway.flow.controller import Dispatch, QueueFull, Ticket
 from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.shared.protocol import PoolSession
-from gateway.flow.window import Replica, WindowRule
+from gateway.flow.window import Replica
 from ops.serving import doctor
 from ops.settings.settings import Settings
 from tenants.quota.redis import RedisQuotaStore
 from tenants.quota.store import Granted, QuotaStoreUnavailable
 from tenants.types import Amounts
 from tests.support import services
+from tests.support.builders import flow_controller
 from tests.support.engine_process import DEADLINE_S, until
 from tests.support.quota import filled, limit, stepwise, whole
 
@@ -42,17 +43,9 @@ class Gateway:
     def __init__(
         self, url: str, name: str, places: int, *, may_go_alone: bool = False, max_queued: int = 1000
     ) -> None:
-        mirror = Mirror(
-            "vtc",
-            ServiceCounters(),
-            max_queued=1000,
-            max_queued_per_tenant=1000,
-            queue_ttl_s=(1e9,) * 3,
-            window=WindowRule(0, 1.0),
-            log_records=10,
-        )
+        mirror = flow_controller(kind=Mirror)
         # No gateway beats or is buried while a test runs.
-        rule = PoolRule(max_queued, 1000, 0, 1.0, stale_us=3600 * 10**6)
+        rule = PoolRule.of(replace(mirror.settings, max_queued=max_queued), 3600 * 10**6)
         session = PoolSession(mirror, rule, next(_lives) * 1000)
         self.queue = RedisQueue(url, "pool", name, session, time.monotonic, may_go_alone=may_go_alone)
         self.replicas = [Replica("a", places, 100_000)]

@@ -13,7 +13,7 @@ from tenants.admin.admin import Admin
 from tenants.admin.lists.usage import UsageAsked
 from tenants.admin.lists.usage_export import export_usage
 from tenants.admin.transaction import Transactions
-from tenants.errors import Invalid, Overloaded
+from tenants.errors import DatabaseUnavailable, Invalid
 from tenants.ledger.batch_insert import COLUMNS
 from tenants.storage.database import Database
 from tenants.usage.fold import fold
@@ -60,5 +60,5 @@ async def test_what_no_file_can_have_is_refused(
         await lines(admin, "focus", "total")
     monkeypatch.setattr("tenants.usage.read.MOST_UNFOLDED", 3)
     await write(database, traffic(10))
-    with pytest.raises(Overloaded, match="still being added up"):
+    with pytest.raises(DatabaseUnavailable, match="still being added up"):
         await lines(admin, "csv", "day")

@@ -13,10 +13,47 @@ MEMBER = f"{TESTS}::test_a_member_helps_himself_below_the_own_tenant_and_nowhere
 TWO_EDITS = f"{TESTS}::test_of_two_edits_through_two_gateways_one_wins_and_the_other_sees_both_states"
 PEOPLE = "tests/integration/test_people.py"
 THROTTLE = "tests/unit/tenants/people/test_throttle.py"
+MADE_UP = "tests/integration/test_made_up_noun.py"
+DECLARED = "tests/unit/tenants/resources/test_declaration.py"
 RECOVERY = "tests/unit/gateway/console/test_recovery_view.py"
 
 CONSOLE_MUTATIONS = mutations_of(
     [
+        (
+            "gateway/routes/resource_routes.py",
+            "resources: an act takes no notice of its condition",
+            "        condition = if_match(request) if act.takes_condition else None\n",
+            "        condition = None\n",
+            f"{MADE_UP}::test_its_acts_rows_file_and_audit",
+        ),
+        (
+            "tenants/fields.py",
+            "resources: a secret is shown",
+            " if not _declared(hint)[0].is_secret}",
+            "}",
+            f"{MADE_UP}::test_its_acts_rows_file_and_audit",
+        ),
+        (
+            "tenants/resources/resource.py",
+            "resources: an act without a scope is served",
+            "if scope not in SCOPES]",
+            "if scope is None]",
+            f"{DECLARED}::test_a_list_or_an_act_without_a_scope_that_there_is_fails",
+        ),
+        (
+            "gateway/console/resource_pages.py",
+            "resources: of two forms the later wins unseen",
+            "        condition = if_match(visit.form) if reference else None\n",
+            "        condition = None\n",
+            f"{MADE_UP}::test_its_pages",
+        ),
+        (
+            "tenants/config_file/parts.py",
+            "config file: what a section says to be absent stays",
+            "            if before is not None:\n",
+            "            if before is None:\n",
+            f"{MADE_UP}::test_its_acts_rows_file_and_audit",
+        ),
         (
             "gateway/console/access.py",
             "console: a form of another site is taken",
@@ -53,7 +90,7 @@ CONSOLE_MUTATIONS = mutations_of(
             f"{REQUESTS}::test_members_see_their_tenants_alone",
         ),
         (
-            "gateway.console.pages.filters.py",
+            "gateway/console/pages/filters.py",
             "console: a member's list is of the tenant in the address",
             "    tenant = await tenant_shown(request, wanted or names[0])",
             (

@@ -210,7 +210,7 @@ FLOW_MUTATIONS = mutations_of(
         (
             "gateway/flow/controller.py",
             "flow: a charge ahead is taken for service",
-            "        had = counter - self.dispatched.ahead.of(entry.tenant_id)\n",
+            "        had = counter - self.in_flight.ahead.of(entry.tenant_id)\n",
             "        had = counter\n",
             VIEWS,
         ),
@@ -301,7 +301,7 @@ FLOW_MUTATIONS = mutations_of(
         (
             "gateway/flow/placement.py",
             "control: a reservation is shrunk by a knob",
-            "                or (is_promised and self._promised_window.has_room(*asked))\n",
+            "                or (is_promised and self._promised.window.has_room(*asked))\n",
             "",
             KNOBS,
         ),

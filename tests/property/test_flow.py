@@ -20,11 +20,13 @@ from engine.entry import COUNTER_SCALE, QueueEntry
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.ageing import effective_tier
 from gateway.flow.controller import Dispatch, FlowController, QueueFull, Ticket
+from gateway.flow.knobs import QueueSettings
 from gateway.flow.lanes import LaneRule
 from gateway.flow.types import RESUMES
 from gateway.flow.window import OWED_KV_PART, OWED_PART, Replica, WindowRule
 from ops.demo.audit import audit
 from ops.demo.logbook import events_of
+from tests.support.builders import flow_controller
 
 REPLICA = Replica("a", 3, 1000, pauses=False, offers=frozenset({RESUMES}))
 MAX_QUEUED = 12
@@ -46,14 +48,16 @@ def make_controller(policy: str) -> FlowController:
     return FlowController(
         policy,
         ServiceCounters(),
-        max_queued=MAX_QUEUED,
-        max_queued_per_tenant=MAX_QUEUED_PER_TENANT,
-        queue_ttl_s=TTL_S,
-        window=WindowRule(LOOKAHEAD, 1.0),
-        log_records=500,
-        ageing_s=AGEING_S,
-        lanes=LANES,
-        reservation_burst_s=BURST_S,
+        QueueSettings(
+            MAX_QUEUED,
+            MAX_QUEUED_PER_TENANT,
+            TTL_S,
+            WindowRule(LOOKAHEAD, 1.0),
+            500,
+            AGEING_S,
+            LANES,
+            BURST_S,
+        ),
     )
 
 
@@ -220,7 +224,7 @@ class Histories(RuleBasedStateMachine):
         if len(mates) < len(self.running_of(turn.replica_id)):
             MET["passed lower work"] += 1
         if mates:
-            live = self.flow.load(turn.replica_id).ahead_of(rank)
+            live = self.flow.placement.load(turn.replica_id).ahead_of(rank)
             # With this turn, or one after it, for a tenant that is owed service.
             places, kv_tokens = size.max_sequences + LOOKAHEAD, size.kv_tokens
             if is_wider:
@@ -350,7 +354,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def the_books_agree(self) -> None:
         self.flow.check()
-        assert {ticket.entry.entry_id for ticket in self.flow.tickets()} == set(self.waiting)
+        assert {ticket.entry.entry_id for ticket in self.flow.queue.tickets()} == set(self.waiting)
         new = [each for each in self.waiting.values() if each.before is None]
         assert len(new) <= MAX_QUEUED, "the queue is bounded"
         for tenant, weight in WEIGHTS.items():
@@ -413,15 +417,7 @@ def test_the_histories_met_what_they_are_about() -> None:
 @given(count=st.integers(1, 6), lookahead=st.integers(0, 3))
 @settings(max_examples=30, deadline=None)
 def test_a_window_full_of_batch_never_keeps_an_interactive_request_out(count: int, lookahead: int) -> None:
-    flow = FlowController(
-        "vtc",
-        ServiceCounters(),
-        max_queued=100,
-        max_queued_per_tenant=100,
-        queue_ttl_s=TTL_S,
-        window=WindowRule(lookahead, 1.0),
-        log_records=10,
-    )
+    flow = flow_controller(lookahead=lookahead, queue_ttl_s=TTL_S)
     replica = Replica("a", count, 10_000)
     for number in range(20):
         entry = QueueEntry(f"batch-{number}", "night", 0.0, 10, 10, 2)
@@ -457,15 +453,7 @@ def test_the_least_loaded_replica_with_room_is_chosen() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_an_audit_of_the_log_finds_nothing_where_requests_were_put_back(seed: int) -> None:
     draw = random.Random(seed)
-    flow = FlowController(
-        "vtc",
-        ServiceCounters(),
-        max_queued=100,
-        max_queued_per_tenant=100,
-        queue_ttl_s=(1e9,) * 3,
-        window=WindowRule(0, 1.0),
-        log_records=1000,
-    )
+    flow = flow_controller(log_records=1000)
     running: dict[str, Ticket] = {}
     output: Counter[str] = Counter()
     for number in range(120):

@@ -49,7 +49,7 @@ def _holds(
     pool.run(8.0)
     pool.flow.set_brakes(Brakes({tier: share}), pool.now_s)
     pool.flow.check()
-    load = pool.flow.load(REPLICA)
+    load = pool.flow.placement.load(REPLICA)
     most, most_kv = max(1, int(places * share)), max(1, int(kv_tokens * share))
     before = load.sequences[tier]
     served, free = pool.served("braked") + pool.served("also braked"), pool.served("free")
@@ -59,8 +59,8 @@ def _holds(
         assert held <= max(most, before), "more than its share was sent"
         assert load.kv_tokens[tier] <= most_kv or held <= before or held == 1
         assert not any(
-            pool.flow.effective_tier(ticket.entry.entry_id) != tier
-            for ticket in pool.flow.tickets()
+            pool.flow.queue.place(ticket.entry.entry_id)[0] != tier
+            for ticket in pool.flow.queue.tickets()
             if ticket.entry.tier == tier
         ), "a braked tier ages"
         MET["ran above its share"] += held > most

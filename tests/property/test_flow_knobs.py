@@ -15,7 +15,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.flow.control_rules import DEFAULT_BOUNDS, Control, ControlMode, Knob, Observation
+from gateway.flow.control_rules import Control, ControlMode, Observation
+from gateway.flow.knobs import DEFAULT_BOUNDS, Knob
 from gateway.flow.lanes import LaneRule
 from gateway.pools.control_loop import bounds_of, queue_setters
 from tests.support.flow_pool import FlowPool, Party

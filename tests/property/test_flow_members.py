@@ -17,12 +17,11 @@ import pytest
 import redis
 
 from engine.entry import QueueEntry
-from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import Dispatch, Ticket
-from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.types import RESUMES
-from gateway.flow.window import Replica, WindowRule
+from gateway.flow.window import Replica
+from tests.support.builders import flow_controller
 from tests.support.shared_pool import Pool, PoolGateway
 
 WEIGHTS = {"light": 1.0, "heavy": 3.0}
@@ -70,18 +69,9 @@ class Side:
     """A gateway, and what it knows."""
 
     def __init__(self, world: World, name: str) -> None:
-        mirror = Mirror(
-            "vtc",
-            ServiceCounters(),
-            max_queued=MOST,
-            max_queued_per_tenant=MOST,
-            queue_ttl_s=(1e9,) * 3,
-            window=WindowRule(0, 1.0),
-            log_records=1,
-        )
-        rule = PoolRule(MOST, MOST, 0, 1.0, stale_us=10**12)
+        mirror = flow_controller(kind=Mirror, max_queued=MOST, max_queued_per_tenant=MOST)
         self.world, self.name = world, name
-        self.gateway = PoolGateway(world.pool, name, mirror, rule, [], 1)
+        self.gateway = PoolGateway(world.pool, name, mirror, [], 1)
         self.listed: dict[str, str] = {}
         """Replica -> its engine's life."""
         self.out: set[str] = set()
@@ -124,7 +114,7 @@ class Side:
     def arrivals(self) -> None:
         draw = self.world.draw
         for tenant, weight in WEIGHTS.items():
-            while self.gateway.mirror.num_waiting(tenant, 1) < WAITING:
+            while self.gateway.mirror.tenants.queued(tenant)[1] < WAITING:
                 self.world.requests += 1
                 size = draw.randint(1, 8), draw.randint(2, 10)
                 name = f"r{self.world.requests}"

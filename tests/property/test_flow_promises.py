@@ -321,6 +321,6 @@ def test_no_place_is_empty_while_something_waits(policy: str) -> None:
 def _others(pool: FlowPool, tenant: str, kept: str) -> list[str]:
     return [
         ticket.entry.entry_id
-        for ticket in pool.flow.tickets()
+        for ticket in pool.flow.queue.tickets()
         if ticket.entry.tenant_id == tenant and ticket.entry.entry_id != kept
     ]

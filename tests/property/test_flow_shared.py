@@ -30,17 +30,15 @@ from hypothesis.stateful import (
 from engine.entry import OUTPUT_TOKEN_COST, QueueEntry, cost_of
 from engine.messages import TenantShare
 from engine.scheduling.brakes import Brakes
-from engine.scheduling.counters import ServiceCounters
-from gateway.flow.control_rules import Knob
 from gateway.flow.controller import FlowController, Ticket
+from gateway.flow.knobs import Knob
 from gateway.flow.lanes import LONG, LaneRule
-from gateway.flow.shared import codec
-from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.control_session import IN_FORCE_S
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.types import RESUMES
-from gateway.flow.window import Replica, WindowRule
+from gateway.flow.window import Replica
 from gateway.pools.control_loop import queue_setters
+from tests.support.builders import flow_controller
 from tests.support.shared_pool import Pool, PoolGateway
 
 MAX_QUEUED = 14
@@ -86,19 +84,17 @@ ROUNDING = 100
 """Of millionths of a cost token: the parts of a charge are rounded by themselves."""
 
 
-def parts() -> dict[str, Any]:
-    return {
-        "max_queued": MAX_QUEUED,
-        "max_queued_per_tenant": MAX_QUEUED_PER_TENANT,
-        "window": WindowRule(1, 1.0),
-        "ageing_s": AGEING_S,
-        "lanes": LANES,
-        "reservation_burst_s": BURST_S,
-    }
-
-
 def controller(kind: type[FlowController], order: str) -> Any:
-    return kind(order, ServiceCounters(), queue_ttl_s=(1e9, 1e9, 1e9), log_records=10, **parts())
+    return flow_controller(
+        order,
+        kind=kind,
+        lookahead=1,
+        max_queued=MAX_QUEUED,
+        max_queued_per_tenant=MAX_QUEUED_PER_TENANT,
+        ageing_s=AGEING_S,
+        lanes=LANES,
+        reservation_burst_s=BURST_S,
+    )
 
 
 class Histories(RuleBasedStateMachine):
@@ -116,21 +112,8 @@ class Histories(RuleBasedStateMachine):
         self.pool = Pool(self.client)
         self.pool.forget()
         self.union = controller(FlowController, order)
-        pool_rule = PoolRule(
-            MAX_QUEUED,
-            MAX_QUEUED_PER_TENANT,
-            1,
-            1.0,
-            stale_us=10**12,
-            ageing_s=codec.never_is_zero(AGEING_S),
-            share_sequences=LANES.share_sequences,
-            share_kv=LANES.share_kv,
-            batch_share=LANES.batch_share,
-            reservation_burst_s=BURST_S,
-        )
         self.gateways = [
-            PoolGateway(self.pool, name, controller(Mirror, order), pool_rule, REPLICAS, 1)
-            for name in ("east", "west")
+            PoolGateway(self.pool, name, controller(Mirror, order), REPLICAS, 1) for name in ("east", "west")
         ]
         self.out: dict[str, set[int]] = {"a": set(), "b": set()}
         """Of each replica, the gateways that know it to be out."""
@@ -301,7 +284,7 @@ class Histories(RuleBasedStateMachine):
         gateways settle what is beyond one by one, and one controller over all of a tenant's requests."""
         name = data.draw(st.sampled_from(sorted(self.running)))
         entry, (computed, emitted) = self.running[name][1].entry, self.computed[name]
-        flight = self.union.dispatched.get(name)
+        flight = self.union.in_flight.get(name)
         assert flight is not None
         left = max(0, flight.charged_cost - cost_of(computed, emitted))
         prompt = min(prompt, entry.input_tokens - computed, left)
@@ -545,9 +528,9 @@ class Histories(RuleBasedStateMachine):
         for index, gateway in enumerate(getattr(self, "gateways", [])):
             gateway.mirror.check()
             mine = {name for name, (owner, _) in self.waiting.items() if owner == index}
-            assert {ticket.entry.entry_id for ticket in gateway.mirror.tickets()} == mine
+            assert {ticket.entry.entry_id for ticket in gateway.mirror.queue.tickets()} == mine
             mine = {name for name, (owner, *_) in self.running.items() if owner == index}
-            assert {each.ticket.entry.entry_id for each in gateway.mirror.in_flight()} == mine
+            assert {each.ticket.entry.entry_id for each in gateway.mirror.in_flight} == mine
 
 
 @pytest.fixture
@@ -734,9 +717,9 @@ def test_brakes_in_the_pool_are_brakes_in_one_controller(client: redis.Redis, or
 
 def _is_braked(flow: FlowController, ticket: Ticket) -> bool:
     """Whether its tier holds all that it may, everywhere."""
-    rank, loads = ticket.entry.tier, [flow.load(each.replica_id) for each in REPLICAS]
+    rank, loads = ticket.entry.tier, [flow.placement.load(each.replica_id) for each in REPLICAS]
     return not any(
-        flow.brakes.has_room(
+        flow.knobs.brakes.has_room(
             rank,
             (load.sequences[rank], load.kv_tokens[rank]),
             (ticket.sequences, ticket.kv_tokens),

@@ -131,7 +131,7 @@ def full_of_batch(watch: PoolObserver | None = None) -> SimulatedPool:
     pool = fair_queue.fair_pool("vtc", fair_queue.MACHINE, Exact(), watch=watch)
     requests = [SimulatedRequest(0.0, "night", 40, 150 + number, tier=BATCH) for number in range(60)]
     pool.run(requests, until_s=1.0)
-    assert pool.flow.num_in_flight == pool.machine.max_sequences + 2
+    assert len(pool.flow.in_flight) == pool.machine.max_sequences + 2
     return pool
 
 
@@ -169,7 +169,7 @@ def test_a_jump_changes_nobodys_service() -> None:
             for _ in range(40 if jumps else 0)
         ]
         pool.run(sorted(requests, key=lambda request: request.arrival_s))
-        costs[jumps] = {flow.tenant_id: flow.service_cost for flow in pool.flow.tenants()}
+        costs[jumps] = {flow.tenant_id: flow.service_cost for flow in pool.flow.tenants.all()}
         assert sum(tokens > 0 for tokens in pool.records.displaced_tokens) == len(requests)
     assert costs[True]["night"] == costs[False]["night"] == sum(40 + 2 * (150 + n) for n in range(60))
     assert costs[True]["day"] == 40 * (40 + 2 * 20)

@@ -18,11 +18,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gateway.upstream.answer_parts import Garbage
 from gateway.upstream.health import saturation
 from gateway.upstream.http.connection import MAX_HEADER_BYTES, MAX_HEADERS, Connection
 from gateway.upstream.http.sse import EventTooLarge, SseParser
-from gateway.upstream.openai import classify, response
-from gateway.upstream.openai.response import Garbage, StreamError
+from gateway.upstream.openai import outcome, response
+from gateway.upstream.openai.response import StreamError
 from gateway.upstream.openai.response_reader import CutShort, StreamedResponse, WholeResponse
 from gateway.upstream.openai.token_count import (
     BYTES_MARGIN_TOKENS,
@@ -151,7 +152,7 @@ def test_any_body_is_understood_or_garbage(data: bytes) -> None:
     assert len(message) < 200 + response.MAX_MESSAGE_CHARACTERS
     assert response.said_in(data).isprintable()
     for status in (302, 400, 401, 429, 500):
-        assert str(classify.of_refusal(status, data)[1])
+        assert str(outcome.of_refusal(status, data)[1])
     with contextlib.suppress(Garbage):
         contexts = [each.context for each in response.models(data).values()]
         assert all(0 <= each <= response.MAX_CONTEXT_TOKENS for each in contexts)

@@ -105,7 +105,7 @@ class Measured:
         self.gateway.run(until_s=until_s)
         now = {
             (flow.tenant_id, rank): served
-            for flow in self.gateway.flow.tenants()
+            for flow in self.gateway.flow.tenants.all()
             for rank, served in enumerate(flow.served)
             if served
         }

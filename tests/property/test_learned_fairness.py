@@ -13,7 +13,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.flow.control_rules import Knob
+from gateway.flow.knobs import Knob
+from gateway.flow.lanes import LaneRule
 from gateway.flow.learned.actions import Actions
 from gateway.pools.control_loop import queue_setters
 from gateway.pools.engine_knobs import engine_setters
@@ -47,7 +48,7 @@ class SwitchingLoop(ClosedLoop):
     def __init__(self, seed: int, policy: str = "hybrid") -> None:
         super().__init__(policy, {"light": (1.0, 12), "heavy": (3.0, 14)}, seed)
         flow = self.gateway.flow
-        flow.long_tokens = LONG_TOKENS
+        flow.queue.lane_rule = LaneRule(LONG_TOKENS)
         self.setters = {**queue_setters(flow), **engine_setters(self.gateway.replica.core.set_knobs)}
         self.switches = 0
         self.worst = 0.0
@@ -85,7 +86,7 @@ def test_the_bound_between_tenants_holds_and_none_starves_while_tables_switch(se
     assert loop.switches >= STEPS // EVERY_STEPS
     assert loop.worst <= ALARM, "weights: 1 and 3"
     now_s = loop.gateway.clock.now_s
-    waits = [now_s - ticket.entry.arrived_s for ticket in loop.gateway.flow.tickets()]
+    waits = [now_s - ticket.entry.arrived_s for ticket in loop.gateway.flow.queue.tickets()]
     assert max(waits) < 0.5 * now_s, "one that came at the beginning still waits"
     ended = {done.job.tenant_id for done in loop.gateway.done}
     assert ended == {"light", "heavy"}

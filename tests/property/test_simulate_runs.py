@@ -215,10 +215,8 @@ def test_padded_steps_and_a_roofline_agree_as_well() -> None:
     sizes = {"max_sequences": 8, "max_batched_tokens": 64, "kv_tokens": 600, "block_tokens": 4}
     size = roofline_machine("l40s", "8b", **sizes)
     for policy in ("static-padded", "buckets", "fcfs"):
-        both = [
-            run(policy, found, size, runs=runs, replicas=2, padded=policy != "static-padded")
-            for runs in (True, False)
-        ]
+        size = replace(size, padded=policy != "static-padded")
+        both = [run(policy, found, size, runs=runs, replicas=2) for runs in (True, False)]
         assert outcome(both[0]) == outcome(both[1])
         assert busy(both[0]).steps_in_runs > 50
         assert busy(both[0]).padded_tokens > 0 or policy != "static-padded"

@@ -88,7 +88,7 @@ class Together:
                     continue
                 if tenant == self.modest:
                     live = gateway.queued(tenant) + sum(
-                        flight.ticket.entry.tenant_id == tenant for flight in gateway.flow.in_flight()
+                        flight.ticket.entry.tenant_id == tenant for flight in gateway.flow.in_flight
                     )
                     if not live:
                         gateway.arrive(self.job(tenant))
@@ -149,12 +149,12 @@ def test_the_views_meet_when_all_has_ended(seed: int) -> None:
     history = Together(seed, "vtc")
     history.run()
     gateway = history.gateway
-    assert any(gateway.flow.dispatched.ahead.of(tenant) > 0 for tenant in TENANTS)
+    assert any(gateway.flow.in_flight.ahead.of(tenant) > 0 for tenant in TENANTS)
     gateway.flow.drain(gateway.clock.now_s)
     gateway.run()
-    assert not list(gateway.flow.in_flight())
+    assert not list(gateway.flow.in_flight)
     for tenant, had in service(gateway).items():
-        assert gateway.flow.dispatched.ahead.of(tenant) == 0
+        assert gateway.flow.in_flight.ahead.of(tenant) == 0
         charged = gateway.flow.counters.value(tenant)
         assert abs(charged - had * COUNTER_SCALE / history.weights[tenant]) < COUNTER_SCALE
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.messages import SamplingParams, StepTime, Submit
 from engine.scheduling.counters import ServiceCounters
 from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate
 from gateway.flow.controller import FlowController
+from gateway.flow.knobs import QueueSettings
+from gateway.flow.placement import Scorer
 from gateway.flow.window import WindowRule
 from tenants.types import Principal, Tier
 
 if TYPE_CHECKING:
     from engine.core.sequence_table import SequenceTable
+
+
+Controller = TypeVar("Controller", bound=FlowController)
 
 
 def submit(name: str = "s", *, max_tokens: int = 10, **fields: Any) -> Submit:
@@ -37,14 +43,14 @@ def flow_controller(
     counters: ServiceCounters | None = None,
     *,
     lookahead: int = 0,
-    kind: type[FlowController] = FlowController,
+    kind: type[Controller] = FlowController,  # type: ignore[assignment]
+    scorer: Scorer | None = None,
     **fields: Any,
-) -> FlowController:
-    """A queue that is never full and that nobody leaves for the time that he waited."""
-    rest = {"max_queued": 1_000, "max_queued_per_tenant": 1_000, "queue_ttl_s": [1e9] * 3, "log_records": 10}
-    window = WindowRule(lookahead, 1.0)
+) -> Controller:
+    """A queue that is never full and that no request leaves for the time that it waited, but for `fields`."""
+    settings = QueueSettings(10_000, 10_000, [1e9] * 3, WindowRule(lookahead, 1.0), 10)
     counters = ServiceCounters() if counters is None else counters
-    return kind(order, counters, window=window, **(rest | fields))
+    return kind(order, counters, replace(settings, **fields), scorer)
 
 
 def principal(tenant: str = "ten_1", **fields: Any) -> Principal:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from tenants.admin.admin import Admin
-from tenants.admin.lists.audit import AuditQuery
 from tenants.config_file.steps import differences
+from tenants.resources.audit import AUDIT, AuditQuery
+from tenants.resources.reading import read_page
 
 FULL = (Path(__file__).parents[2] / "docs" / "fairgate.example.yaml").read_text()
 """The example of the documentation, which has everything that a file can hold."""
@@ -18,7 +19,7 @@ async def acts_since(admin: Admin, known: int) -> list[tuple[str, dict[str, tupl
     found: list[tuple[str, dict[str, tuple[Any, Any]]]] = []
     cursor = None
     while True:
-        page = await admin.audit.read(AuditQuery(order="oldest"), cursor=cursor, limit=1_000)
+        page = await read_page(admin, AUDIT, AuditQuery(order="oldest"), cursor=cursor, limit=1_000)
         found += [(row.action, differences(row.before, row.after)) for row in page.rows]
         cursor = page.next_cursor
         if cursor is None:

@@ -94,7 +94,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "/console/upstreams/{replica}/drain": ("",),
     "/console/audit": ("", "?tenant=t1", "?act=limit&actor=cli"),
     "/console/audit/new": ("",),
-    "/console/audit/csv": ("?tenant=t1",),
+    "/console/audit.csv": ("?tenant=t1",),
     "/console/settings": ("",),
     "/console/policy": ("",),
     "/console/policy/what-if/{run}": ("",),

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from engine.virtual.replica import VOCABULARY
-from gateway.flow.prefix_index import prefix_hashes
+from gateway.flow.routing import prefix_hashes
 from ops.simulate.traffic.requests import SimulatedRequest
 
 DATA = Path(__file__).parent / "data"

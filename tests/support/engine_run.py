@@ -16,6 +16,7 @@ from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from engine.messages import SamplingParams, Submit
 from engine.scheduling.policy import Policy
 from engine.virtual.replica import VOCABULARY, VirtualReplica
+from engine.virtual.step_shapes import make_shapes
 from gateway.domain.targets import targets_of
 from ops.simulate.machines.machines import Machine
 from ops.simulate.traffic.requests import PREFIX_BLOCK_TOKENS, SimulatedRequest
@@ -178,8 +179,7 @@ class _Load:
             block_tokens=machine.block_tokens,
             context_tokens=machine.context_tokens,
             step_time=machine.step_time,
-            padded=machine.padded,
-            keeps_rows=machine.keeps_rows,
+            shapes=make_shapes(padded=machine.padded, keeps_rows=machine.keeps_rows),
         )
         if not isinstance(policy, str):
             self.replica.core.table.set_policy(policy())

@@ -197,7 +197,7 @@ def keep_waiting(
     reserved: float = 0.0,
 ) -> None:
     """Sends requests until `depth` of the tenant wait."""
-    waiting = sum(flow.num_queued for flow in pool.flow.tenants() if flow.tenant_id == tenant)
+    waiting = sum(flow.num_queued for flow in pool.flow.tenants.all() if flow.tenant_id == tenant)
     for _ in range(depth - waiting):
         rng = random.Random(f"{seed} {tenant} {len(pool.records)}")
         pool.arrive(request(pool.now_s, tenant, rng, tier=tier, weight=weight, reserved=reserved))

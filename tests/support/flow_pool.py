@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.entry import QueueEntry
-from engine.scheduling.counters import ServiceCounters
-from gateway.flow.controller import Dispatch, FlowController, Ticket
-from gateway.flow.window import NUM_RANKS, Replica, WindowRule
+from gateway.flow.controller import Dispatch, Ticket
+from gateway.flow.window import NUM_RANKS, Replica
+from tests.support.builders import flow_controller
 
 REPLICA = "ideal"
 
@@ -53,11 +53,14 @@ class FlowPool:
     parties: list[Party] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.flow = FlowController(
-            self.policy, ServiceCounters(), max_queued=100_000, max_queued_per_tenant=100_000,
-            queue_ttl_s=[1e12] * NUM_RANKS, window=WindowRule(self.lookahead, 1.0), log_records=10,
+        self.flow = flow_controller(
+            self.policy,
+            lookahead=self.lookahead,
+            max_queued=100_000,
+            max_queued_per_tenant=100_000,
+            queue_ttl_s=[1e12] * NUM_RANKS,
             **self.options,
-        )  # fmt: skip
+        )
         self.replicas = [Replica(REPLICA, self.places, self.kv_tokens)]
         self.now_s = 0.0
         self.running: list[Running] = []
@@ -126,7 +129,7 @@ class FlowPool:
 
     def waits(self, tenant: str) -> int:
         """Requests of a tenant in the queue."""
-        return sum(flow.num_queued for flow in self.flow.tenants() if flow.tenant_id == tenant)
+        return sum(flow.num_queued for flow in self.flow.tenants.all() if flow.tenant_id == tenant)
 
     def _refill(self) -> None:
         for party in self.parties:

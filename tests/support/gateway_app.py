@@ -21,6 +21,8 @@ from tenants.admin.admin import Admin
 from tenants.admin.commands import KeyCreate, PriceSet, TenantCreate
 from tenants.admin.transaction import Transactions
 from tenants.errors import AlreadyExists
+from tenants.resources.all import RESOURCES
+from tenants.resources.resource import Resource
 from tenants.storage.database import open_database
 from tenants.types import SCOPES
 from tests.support import shared_routes as shared_routes  # before an application is made
@@ -33,17 +35,27 @@ OWNER = "t1"
 
 @asynccontextmanager
 async def gateway_app(
-    url: str, data_dir: Path, *, follows: bool = True, **more: str
+    url: str,
+    data_dir: Path,
+    *,
+    follows: bool = True,
+    resources: tuple[Resource[Any], ...] = RESOURCES,
+    **more: str,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the routes with a key with all scopes. Not `follows`: what it knows of tenants and keys
     stays as it is, and it asks the database nothing by itself. `more`: settings of the gateway."""
-    async with gateway_and_app(url, data_dir, follows=follows, **more) as (client, _):
+    async with gateway_and_app(url, data_dir, follows=follows, resources=resources, **more) as (client, _):
         yield client
 
 
 @asynccontextmanager
 async def gateway_and_app(
-    url: str, data_dir: Path, *, follows: bool = True, **more: str
+    url: str,
+    data_dir: Path,
+    *,
+    follows: bool = True,
+    resources: tuple[Resource[Any], ...] = RESOURCES,
+    **more: str,
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Litestar]]:
     """The same, and the application behind it."""
     os.makedirs(data_dir, exist_ok=True)
@@ -60,7 +72,7 @@ async def gateway_and_app(
         _, secret = await admin.keys.create("test", KeyCreate(tenant=OWNER, scopes=sorted(SCOPES)))
     finally:
         await database.close()
-    async with build(settings, PEPPER) as running:
+    async with build(settings, PEPPER, resources) as running:
         if not follows:
             await running.directory.close()
         transport = httpx.ASGITransport(app=cast(Any, running.app))

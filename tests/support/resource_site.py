@@ -20,11 +20,10 @@ from sqlalchemy import Engine, select, text
 from tenants.directory.records import from_us
 from tenants.storage import tables
 from tenants.storage.database import create_sql_engine
-from tests.integration.test_query_plans import fold_all
 from tests.support.console import Browser
 from tests.support.every_list import fill_counts
 from tests.support.gateway_app import gateway_and_app
-from tests.support.many_requests import BEYOND_LOG, SPAN_US, Sizes, fill
+from tests.support.many_requests import BEYOND_LOG, SPAN_US, Sizes, fill, fold_all
 from tests.support.resource_table import ALL, DAILY
 
 KEYS = {"reader": "admin:read", "writer": "admin:write", "own": "usage:read", "runner": "inference"}
@@ -64,9 +63,9 @@ class ResourceSite:
         """The rows of a list, and its next cursor."""
         answer = await self.ask(path, caller, **more)
         assert answer.status_code == 200, answer.text
-        told = answer.json()
-        rows = [{name: value for name, value in row.items() if name != "usage"} for row in told["data"]]
-        return rows, told.get("next_cursor")  # what is used of a limit changes with the time
+        content = answer.json()
+        rows = [{name: value for name, value in row.items() if name != "usage"} for row in content["data"]]
+        return rows, content.get("next_cursor")  # what is used of a limit changes with the time
 
     async def rows(self, path: str, caller: str = "", /, **more: object) -> list[dict[str, Any]]:
         """The rows of a list, as many as an answer can have."""

@@ -204,7 +204,7 @@ RESOURCES = (
         "audit", "/audit?actor=cli:root",
         filters={"tenant": TENANT, "act": ("limit.set", "action"),
                  "subject": ("lim_1", "target"), "since": ("{then}", "at"), "until": ("{then}", "at")},
-        page="/console/audit", file="/console/audit/csv", roles=PLATFORM,
+        page="/console/audit", file="/console/audit.csv", roles=PLATFORM,
         hostile=TENANT_NAME,
     ),
     Resource(

@@ -62,6 +62,7 @@ def samples(now_us: int) -> dict[str, str]:
         "to": until,
         "until": until,
         "made": "true",
+        "knob": "batch_cap",
     }
 
 
@@ -75,25 +76,27 @@ def documented_paths() -> dict[str, dict[str, Any]]:
 
 def questions(now_us: int) -> list[str]:
     """Each GET route alone, and with each of its parameters alone."""
-    known, found = samples(now_us), []
+    known, asked = samples(now_us), []
     for path, methods in documented_paths().items():
         if "get" not in methods:
             continue
         given: dict[str, str] = {}
         needed: dict[str, str] = {}
-        for each in methods["get"].get("parameters", ()):
-            if each["in"] == "path":
-                path = path.replace(f"{{{each['name']}}}", PATHS.get(each["name"], "nobody-has-this"))
+        for parameter in methods["get"].get("parameters", ()):
+            if parameter["in"] == "path":
+                path = path.replace(
+                    f"{{{parameter['name']}}}", PATHS.get(parameter["name"], "nobody-has-this")
+                )
                 continue
-            value = known.get(each["name"]) or _enumerated(each["schema"])
-            if each["in"] == "query" and value:
-                given[each["name"]] = value
-                needed |= {each["name"]: value} if each["required"] else {}
-        asked = {urlencode(needed), *(urlencode(needed | {name: each}) for name, each in given.items())}
-        found += [f"{path}?{query}" for query in sorted(asked)]
-    return found
+            value = known.get(parameter["name"]) or _enumerated(parameter["schema"])
+            if parameter["in"] == "query" and value:
+                given[parameter["name"]] = value
+                needed |= {parameter["name"]: value} if parameter["required"] else {}
+        queries = {urlencode(needed), *(urlencode(needed | {name: value}) for name, value in given.items())}
+        asked += [f"{path}?{query}" for query in sorted(queries)]
+    return asked
 
 
 def _enumerated(schema: dict[str, Any]) -> str:
     parts = [schema, *schema.get("oneOf", ()), *schema.get("anyOf", ())]
-    return next((str(value) for each in parts for value in each.get("enum", ()) if value), "")
+    return next((str(value) for part in parts for value in part.get("enum", ()) if value), "")

@@ -15,21 +15,18 @@ from typing import Any
 from engine.messages import TenantShare
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.policy import make_policy
-from gateway.flow.control_rules import Control, ControlMode, Knob, Observation
+from gateway.flow.control_rules import Control, ControlMode, Observation
 from gateway.flow.controller import Dispatch, InFlight, QueueFull, Ticket
 from gateway.flow.shared import codec
 from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.control_session import ControlAnswer, ControlSession, control_keys, control_script
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.shared.protocol import PoolSession
-from gateway.flow.window import Replica, WindowRule
+from gateway.flow.window import Replica
 from gateway.pools.control_loop import EVERY_S, bounds_of
 from ops.simulate.control.steering import Steering, setters_of
 from ops.simulate.pool import (
-    KV_WINDOW,
-    LOOKAHEAD_SEQUENCES,
-    MOST_QUEUED,
-    NEVER_S,
+    SIMULATED_QUEUE,
     PoolObserver,
     SimulatedPool,
 )
@@ -82,16 +79,8 @@ class GatewayView:
 
     def __init__(self, pool: SimulatedPool, redis: SharedRedis, number: int, policy: str) -> None:
         self.gateway_id = f"gateway-{number}"
-        self.flow = Mirror(
-            make_policy(policy).order,
-            ServiceCounters(),
-            max_queued=MOST_QUEUED,
-            max_queued_per_tenant=MOST_QUEUED,
-            queue_ttl_s=NEVER_S,
-            window=WindowRule(LOOKAHEAD_SEQUENCES, KV_WINDOW),
-            log_records=1,
-        )
-        rule = PoolRule(MOST_QUEUED, MOST_QUEUED, LOOKAHEAD_SEQUENCES, KV_WINDOW, NEVER_STALE_US)
+        self.flow = Mirror(make_policy(policy).order, ServiceCounters(), SIMULATED_QUEUE)
+        rule = PoolRule.of(self.flow.settings, NEVER_STALE_US)
         self.session = PoolSession(self.flow, rule, life=1)
         self._pool = pool
         self._redis = redis
@@ -162,8 +151,9 @@ class SharedFlow:
         owner.flow.finish(entry_id, input_tokens, output_tokens, now_s)
         owner.session.finished(entry_id, input_tokens, output_tokens)
 
+    @property
     def in_flight(self) -> Iterator[InFlight]:
-        return chain.from_iterable(each.flow.in_flight() for each in self._gateways)
+        return chain.from_iterable(each.flow.in_flight for each in self._gateways)
 
 
 class SharedSteering(Steering):
@@ -188,7 +178,7 @@ class SharedSteering(Steering):
         self._look_s = first_s
         as_pool: Any = view
         self._setters = setters_of(as_pool, self.admission)
-        rests = {Knob.LOOKAHEAD: LOOKAHEAD_SEQUENCES, Knob.LONG_SHARE: view.flow.long_share}
+        rests = view.flow.settings.rests.positions
         control = self._control = Control(mode, bounds_of(mode, self._setters, rests))
         self.session = ControlSession(control, view.gateway_id, self.lines.append)
         self.control = control

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import redis
 
-from gateway.flow.control_rules import Knob
 from gateway.flow.controller import Dispatch, QueueFull, Ticket
+from gateway.flow.knobs import Knob
 from gateway.flow.shared import codec
 from gateway.flow.shared.codec import GivenTurn, PoolRule
 from gateway.flow.shared.control_session import ControlAnswer, ControlWords, control_keys, control_script
@@ -74,15 +74,15 @@ class PoolGateway:
         pool: Pool,
         gateway_id: str,
         mirror: Mirror,
-        rule: PoolRule,
         replicas: Sequence[Replica],
         life: int,
+        *,
+        stale_us: int = 10**12,
     ) -> None:
         self.pool = pool
         self.gateway_id = gateway_id
         self.mirror = mirror
-        self.rule = rule
-        self.session = PoolSession(mirror, rule, life)
+        self.session = PoolSession(mirror, PoolRule.of(mirror.settings, stale_us), life)
         self.replicas = list(replicas)
         self.members: dict[str, None] = {}
         """Those that it has seen."""

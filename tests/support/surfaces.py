@@ -12,7 +12,9 @@ import asyncio
 import json
 import logging
 import os
+import random
 import re
+import secrets
 import sys
 import tempfile
 import time
@@ -33,19 +35,19 @@ class StandingClock:
         return self.now_s
 
 
-NOW = StandingClock()
+NOW, DRAWN = StandingClock(), random.Random(0)
 time.time = NOW  # before any module takes it for the default of a clock
+secrets.choice = DRAWN.choice  # so that lists in the order of ids have one order
 
 from ops.cli.main import cli  # noqa: E402
 from tenants.storage.database import create_sql_engine  # noqa: E402
-from tests.integration.test_query_plans import fold_all  # noqa: E402
 from tests.support.commands import run_command  # noqa: E402
 from tests.support.config_files import FULL  # noqa: E402
 from tests.support.console import Browser  # noqa: E402
 from tests.support.console_questions import OBJECTS, QUESTIONS  # noqa: E402
 from tests.support.every_list import ACTS, fill_counts  # noqa: E402
 from tests.support.gateway_app import PEPPER, gateway_and_app  # noqa: E402
-from tests.support.many_requests import Sizes, fill  # noqa: E402
+from tests.support.many_requests import Sizes, fill, fold_all  # noqa: E402
 from tests.support.route_questions import questions  # noqa: E402
 
 SIZES = Sizes(requests=1_000, tenants=3, keys=4)
@@ -106,9 +108,9 @@ def commands(command: click.Command, path: list[str]) -> Iterator[list[str]]:
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
-            found = command.get_command(context, name)
-            assert found is not None
-            yield from commands(found, [*path, name])
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from commands(below, [*path, name])
 
 
 def filled(data_dir: Path) -> None:
@@ -141,6 +143,7 @@ class Surface:
 
     def said(self, name: str, *arguments: str, data_dir: Path) -> None:
         """The answer of a command."""
+        DRAWN.seed(name)
         result = run_command(*arguments, "--data-dir", str(data_dir))
         self.write(name, f"exit {result.exit_code}\n{result.stdout}\n--- stderr\n{result.stderr}")
 
@@ -157,10 +160,10 @@ class Surface:
         full, changed = self.work / "full.yaml", self.work / "changed.yaml"
         full.write_text(FULL)
         changed.write_text(CHANGED)
-        secrets = ["--secrets-out", str(self.work / "secrets.json")]
+        secret_file = ["--secrets-out", str(self.work / "secrets.json")]
         for name, words in (
             ("plan_of_all", ["diff", "-f", str(full)]),
-            ("applied", ["apply", "-f", str(full), *secrets]),
+            ("applied", ["apply", "-f", str(full), *secret_file]),
             ("exported", ["export"]),
             ("plan_of_nothing", ["diff", "-f", str(full)]),
             ("plan_of_changes", ["diff", "-f", str(changed)]),
@@ -178,6 +181,7 @@ class Surface:
             self.write("openapi.json", pretty((await client.get("/openapi.json")).json()))
             for number, (method, path, body) in enumerate(ACTS):
                 NOW.now_s += 1.0
+                DRAWN.seed(number)
                 answer = await client.request(method, f"/admin/v1{path}", json=body)
                 self.write(f"made/{number:02}_{method}_{path}", shown(answer))
             for question in questions(round(NOW.now_s * 1e6)):
@@ -207,9 +211,9 @@ def pretty(value: object) -> str:
 def names_in(value: Any) -> Any:
     """The same without its numbers, which a machine measured."""
     if isinstance(value, dict):
-        return {name: names_in(each) for name, each in value.items()}
+        return {name: names_in(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [names_in(each) for each in value]
+        return [names_in(part) for part in value]
     return "number" if isinstance(value, (int, float)) else value
 
 

@@ -19,14 +19,13 @@ from engine.forecast.wait.picture import QUANTILES, AnswerLength
 from engine.forecast.wait.replayed_engine import EngineLoad
 from engine.grammar.compiler import Grammars
 from engine.messages import Grammar, StepTime, Submit, TenantShare
-from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.options import PolicyOptions
 from engine.step_time.model import PRIOR
 from engine.virtual.replica import VirtualReplica
 from gateway.estimates.engine_load import flights_of
-from gateway.flow.controller import FlowController, Ticket
-from gateway.flow.window import Replica, WindowRule
-from tests.support.builders import virtual_prompt
+from gateway.flow.controller import Ticket
+from gateway.flow.window import Replica
+from tests.support.builders import flow_controller, virtual_prompt
 from tests.support.pictures import forecast_of, picture
 
 REPLICA_ID = "engine-0"
@@ -98,15 +97,7 @@ class VirtualGateway:
         )
         self.clock = self.replica.clock
         self.lengths = lengths if lengths is not None else LengthForecast()
-        self.flow = FlowController(
-            policy,
-            ServiceCounters(),
-            max_queued=10_000,
-            max_queued_per_tenant=10_000,
-            queue_ttl_s=(1e9, 1e9, 1e9),
-            window=WindowRule(lookahead_sequences=lookahead_sequences, kv_window=1.0),
-            log_records=log_records,
-        )
+        self.flow = flow_controller(policy, lookahead=lookahead_sequences, log_records=log_records)
         self.sees_arrivals = True
         self.recent = RecentArrivals()
         self.done: list[Done] = []
@@ -147,7 +138,7 @@ class VirtualGateway:
 
     def queued(self, tenant_id: str) -> int:
         """Requests of a tenant in the gateway's queue."""
-        return sum(ticket.entry.tenant_id == tenant_id for ticket in self.flow.tickets())
+        return sum(ticket.entry.tenant_id == tenant_id for ticket in self.flow.queue.tickets())
 
     def forecast(self, entry: QueueEntry, job: Job) -> Forecast:
         """As the gateway makes it."""
@@ -159,10 +150,10 @@ class VirtualGateway:
             step_time=snapshot.step_time,
             max_sequences=size.max_sequences,
             max_batched_tokens=self._max_batched_tokens,
-            window_sequences=size.max_sequences + self.flow.window.lookahead_sequences,
+            window_sequences=size.max_sequences + self.flow.placement.window.lookahead_sequences,
             window_kv_tokens=size.kv_tokens,
             decode_slots=snapshot.decode_slots,
-            flights=flights_of(list(self.flow.in_flight()), snapshot),
+            flights=flights_of(list(self.flow.in_flight), snapshot),
         )
         out = {flight.entry: flight.emitted_tokens for flight in load.flights}
         seen = picture(
@@ -172,10 +163,10 @@ class VirtualGateway:
             self.clock.now_s,
             lengths={
                 each.entry_id: self._length(each, out.get(each, 0))
-                for each in [*out, *(ticket.entry for ticket in self.flow.tickets())]
+                for each in [*out, *(ticket.entry for ticket in self.flow.queue.tickets())]
             },
             arrivals=self.recent.pattern(self.clock.now_s) if self.sees_arrivals else NOTHING_CAME,
-            lane_of=self.flow.lane,
+            lane_of=self.flow.queue.lane_rule.lane,
         )
         high = self.lengths.quantile(entry.tenant_id, MODEL_ID, 0.9, max_tokens=job.max_tokens)
         return forecast_of(entry, seen, (entry.predicted_output_tokens, high))

@@ -15,16 +15,13 @@ from typing import Any
 
 from engine.core.core import EngineConfig
 from engine.forecast.length.length import LengthForecast
-from engine.messages import Delta, ModelInfo, Ready, SamplingParams, Snapshot, StepTime, Submit
-from engine.scheduling.counters import ServiceCounters
+from engine.messages import Delta, Ready, SamplingParams, Snapshot, StepTime, Submit
 from engine.virtual.replica import VirtualReplica
 from gateway.budget.holds import Holds
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.call import Call
 from gateway.domain.ids import new_request_id
 from gateway.estimates.estimator import Estimator
-from gateway.flow.controller import FlowController
-from gateway.flow.window import WindowRule
 from gateway.metrics.registry import Metrics
 from gateway.requests.lifecycle import Lifecycle, LifecycleLimits
 from gateway.requests.run import Closed, Run
@@ -36,7 +33,7 @@ from tenants.pricing.pricing import Price, uniform_book
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.storage.database import Database
 from tenants.types import Limit, Principal, Tier
-from tests.support.builders import virtual_prompt
+from tests.support.builders import flow_controller, virtual_prompt
 
 EPOCH_S = 1e9
 HOPS = 40
@@ -96,10 +93,6 @@ class CoreUpstream:
             config.max_sequences, config.max_batched_tokens, 1,
         )  # fmt: skip
         self._streams: dict[str, asyncio.Queue[Delta]] = {}
-
-    @property
-    def model(self) -> ModelInfo | None:
-        return self.replica.runner.info
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -174,10 +167,7 @@ class VirtualStreams:
         self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
         self._slept = 0
         prices = uniform_book({"m": Price(1, 1, 1)})
-        flow = FlowController(
-            "vtc", ServiceCounters(), max_queued=1_000, max_queued_per_tenant=1_000, queue_ttl_s=[1e9] * 3,
-            window=WindowRule(2, 1.0), log_records=10,
-        )  # fmt: skip
+        flow = flow_controller(lookahead=2)
         self._dispatcher = Dispatcher(flow, ReplicaSet([self.upstream]), self.clock, engine_grace_s=1e9)
         self._books = Holds(
             self.ledger, self.store, "gw", lease_ttl_s=3_600, wall_clock=lambda: EPOCH_S + self.clock(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from engine.entry import QueueEntry
 from engine.messages import StepTime
@@ -95,9 +95,14 @@ class Admit(Protocol):
         """A step was put together."""
         ...
 
+    def turned(self, fresh: Self) -> Self:
+        """This choice with the numbers of `fresh` that knobs turn: the same object where it keeps state."""
+        ...
+
 
 class QuietAdmit:
-    """A choice that only answers: arrivals, evictions and steps mean nothing to it, and it suspends none."""
+    """A choice that only answers: arrivals, evictions and steps mean nothing to it, it suspends none, has no
+    knob."""
 
     __slots__ = ()
 
@@ -109,3 +114,6 @@ class QuietAdmit:
     def preempted(self) -> None: ...
 
     def stepped(self) -> None: ...
+
+    def turned(self, fresh: Self) -> Self:
+        return self

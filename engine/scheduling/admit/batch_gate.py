@@ -6,8 +6,12 @@ all have finished. A member that lost its memory on the way may come back.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Self
+
 from engine.scheduling.admit.base import Batch, Defer, QuietAdmit
 from engine.scheduling.admit.reserve import PredictedReserve
+from engine.scheduling.claims import NO_STARVATION, SAFE
 from engine.sequence import Sequence
 from engine.sizes import DECODE_TOKENS
 
@@ -57,12 +61,17 @@ class BatchGate:
         self._came = False
 
 
+@dataclass(slots=True, kw_only=True)
 class RunToCompletion(QuietAdmit):
     """Base of choices whose batches run to completion; memory as `memory` says."""
 
-    __slots__ = ()
-    memory: PredictedReserve
-    _gate: BatchGate
+    memory: PredictedReserve = field(default_factory=PredictedReserve)
+    claims: frozenset[str] = SAFE | {NO_STARVATION}
+    _gate: BatchGate = field(default_factory=BatchGate)
+
+    def turned(self, fresh: Self) -> Self:
+        self.memory = fresh.memory
+        return self
 
     def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
         return self.memory.blocks_wanted(candidate, batch)

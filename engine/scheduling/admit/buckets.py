@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import log
+from typing import Self
 
 from engine.scheduling.admit.base import Batch, Defer, QuietAdmit
 from engine.scheduling.admit.batch_gate import has_prompt_left
@@ -53,6 +54,10 @@ class LengthBuckets(QuietAdmit):
             return Defer("suspended ones go first")
         longest = self._longest(batch)
         return None if longest in (NONE, self.bucket(candidate)) else Defer(f"bucket {longest} runs")
+
+    def turned(self, fresh: Self) -> Self:
+        self.memory = fresh.memory
+        return self
 
     def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
         return self.memory.blocks_wanted(candidate, batch)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Self
 
 from engine.scheduling.admit.base import Batch, Defer, QuietAdmit
 from engine.scheduling.claims import ALL
@@ -28,6 +29,9 @@ class PredictedReserve(QuietAdmit):
     name: str = "predicted-reserve"
     claims: frozenset[str] = ALL
     longest_wait_s: float = 0.0
+
+    def turned(self, fresh: Self) -> Self:
+        return fresh
 
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         return None

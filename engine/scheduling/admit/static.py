@@ -5,12 +5,10 @@ Places of members that have finished stay empty.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine.scheduling.admit.base import Batch, Defer
-from engine.scheduling.admit.batch_gate import RUNS, BatchGate, RunToCompletion
-from engine.scheduling.admit.reserve import PredictedReserve
-from engine.scheduling.claims import NO_STARVATION, SAFE
+from engine.scheduling.admit.batch_gate import RUNS, RunToCompletion
 from engine.sequence import Sequence
 
 
@@ -19,11 +17,8 @@ class StaticBatch(RunToCompletion):
     """One object an engine. `size` 0: as many as there are places."""
 
     size: int = 0
-    memory: PredictedReserve = field(default_factory=PredictedReserve)
     name: str = "static"
-    claims: frozenset[str] = SAFE | {NO_STARVATION}
     longest_wait_s: float = 0.0
-    _gate: BatchGate = field(default_factory=BatchGate)
 
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         if not batch.running:

@@ -10,10 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.scheduling.admit.base import Batch, Defer
-from engine.scheduling.admit.batch_gate import RUNS, BatchGate, RunToCompletion
-from engine.scheduling.admit.reserve import PredictedReserve
+from engine.scheduling.admit.batch_gate import RUNS, RunToCompletion
 from engine.scheduling.batch_or_wait.wait_table import WaitTable
-from engine.scheduling.claims import NO_STARVATION, SAFE
 from engine.sequence import Sequence
 
 MEMORY_ARRIVALS = 32
@@ -49,10 +47,7 @@ class BatchOrWait(RunToCompletion):
 
     table: WaitTable
     size: int = 0
-    memory: PredictedReserve = field(default_factory=PredictedReserve)
     name: str = "table"
-    claims: frozenset[str] = SAFE | {NO_STARVATION}
-    _gate: BatchGate = field(default_factory=BatchGate)
     _arrivals: ArrivalRate = field(default_factory=ArrivalRate)
 
     @property

@@ -5,12 +5,10 @@ Then it runs like a static batch. At low load the window only adds delay.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine.scheduling.admit.base import Batch, Defer
-from engine.scheduling.admit.batch_gate import RUNS, BatchGate, RunToCompletion
-from engine.scheduling.admit.reserve import PredictedReserve
-from engine.scheduling.claims import NO_STARVATION, SAFE
+from engine.scheduling.admit.batch_gate import RUNS, RunToCompletion
 from engine.sequence import Sequence
 
 
@@ -20,10 +18,7 @@ class DynamicWindow(RunToCompletion):
 
     size: int = 0
     window_s: float = 0.05
-    memory: PredictedReserve = field(default_factory=PredictedReserve)
     name: str = "dynamic"
-    claims: frozenset[str] = SAFE | {NO_STARVATION}
-    _gate: BatchGate = field(default_factory=BatchGate)
 
     @property
     def longest_wait_s(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from typing import Protocol
+from typing import Protocol, Self
 
 from engine.scheduling.room import Room
 from engine.sequence import Sequence
@@ -41,6 +41,10 @@ class Compose(Protocol):
 
     def shares(self, running: SequenceOf[Sequence], room: Room) -> list[tuple[Sequence, int]]:
         """Tokens for the running sequences, in the order in which they claim memory."""
+        ...
+
+    def turned(self, fresh: Self) -> Self:
+        """This choice with the numbers of `fresh` that knobs turn: the same object where it keeps state."""
         ...
 
     def first_chunk(self, sequence: Sequence, room: Room) -> int:

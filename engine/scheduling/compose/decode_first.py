@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Self
 
 from engine.scheduling.claims import ALL
 from engine.scheduling.compose.prompts import PromptLimits
@@ -43,6 +44,9 @@ class DecodeFirst:
             step.take_decodes([sequence for sequence, _ in shares])
             shares += self.limits.shares(prompts, step)
         return shares
+
+    def turned(self, fresh: Self) -> Self:
+        return fresh
 
     def first_chunk(self, sequence: Sequence, room: Room) -> int:
         return self.limits.first_chunk(sequence, room)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Self
 
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
 from engine.scheduling.compose.prompts import PromptLimits
@@ -63,6 +64,10 @@ class Lanes:
         if self._is_prefill:
             return self.limits.shares(prompts, room.draft())
         return [(sequence, DECODE_TOKENS) for sequence in self._in_turn(decoding, room.decodes_left)]
+
+    def turned(self, fresh: Self) -> Self:
+        self.limits = fresh.limits
+        return self
 
     def first_chunk(self, sequence: Sequence, room: Room) -> int:
         """A chunk in the prompt lane; in the other as little as a decode, for as many as would open it."""

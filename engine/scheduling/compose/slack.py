@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Self
 
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
 from engine.scheduling.compose.decode_first import DecodeFirst
@@ -82,6 +83,10 @@ class DeadlineSlack:
             step.take_decodes([sequence for _, sequence in kept])
             shares += self.limits.shares([sequence for _, sequence in prompts], step, self._allowed_s)
         return shares
+
+    def turned(self, fresh: Self) -> Self:
+        self.limits = fresh.limits
+        return self
 
     def first_chunk(self, sequence: Sequence, room: Room) -> int:
         allowed_s = self._allowed_s if room is self._room else None

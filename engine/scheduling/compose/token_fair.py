@@ -23,6 +23,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Self
 
 from engine.scheduling.claims import ALL
 from engine.scheduling.compose.prompt_shares import FIRST_PART, PromptShares
@@ -121,6 +122,10 @@ class TokenFair:
             extra = self._left_over(decoding, chosen, step, given())
             shares = shares + [(sequence, DECODE_TOKENS) for sequence in extra]
         return shares
+
+    def turned(self, fresh: Self) -> Self:
+        self.slots, self.max_num_partial_prefills = fresh.slots, fresh.max_num_partial_prefills
+        return self
 
     def first_chunk(self, sequence: Sequence, room: Room) -> int:
         self._begin(room)

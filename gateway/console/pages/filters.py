@@ -45,6 +45,7 @@ class Filters:
 
     def problem(self, error: Invalid | NotFound) -> FormProblem:
         where = error.what if isinstance(error, NotFound) else error.field
+        where = {"since": "from", "until": "to"}.get(where, where)
         is_field = where in self.values
         text = error.message if isinstance(error, Invalid) and is_field else str(error)
         sentence = text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

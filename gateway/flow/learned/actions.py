@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, structs
 
-from gateway.flow.control_rules import DEFAULT_BOUNDS, Knob
 from gateway.flow.deadline_check import STRICT
+from gateway.flow.knobs import DEFAULT_BOUNDS, Knob
 
 
 class Actions(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from engine.entry import OUTPUT_TOKEN_COST
+from gateway.flow.knobs import QueueSettings
 from gateway.flow.window import Replica
 from tenants.quota import scripts
 
@@ -54,31 +55,39 @@ def channel(prefix: str, pool: str, gateway_id: str) -> str:
     return f"{keys(prefix, pool)[0]}:{gateway_id}"
 
 
-def never_is_zero(seconds: Iterable[float]) -> tuple[float, ...]:
-    """Times as scripts have them, where infinity is 0."""
-    return tuple(0.0 if math.isinf(value_s) else value_s for value_s in seconds)
-
-
 @dataclass(frozen=True, slots=True)
 class PoolRule:
     """Settings common to all gateways of a pool; the last one to join sets them."""
 
     max_queued: int
     max_queued_per_tenant: int
-    lookahead_sequences: int
     kv_window: float
+    ageing_s: tuple[float, ...]
+    """By tier; 0: never."""
+    share_kv: float
+    """Of the long lane, where its knob rests."""
+    reservation_burst_s: float
+    knobs: dict[str, float]
+    """Where they rest."""
     stale_us: int
     """A gateway silent for longer is taken for dead."""
-    ageing_s: tuple[float, ...] = (0.0, 0.0, 0.0)
-    """By tier; 0: never."""
-    share_sequences: float = 1.0
-    share_kv: float = 1.0
-    batch_share: float = 1.0
-    reservation_burst_s: float = 0.0
     hold_us: int = 1_000_000
     """After Redis lost everything nothing is dispatched for this time: gateways send what they have."""
     output_cost: int = OUTPUT_TOKEN_COST
     max_tenants: int = MAX_TENANTS
+
+    @classmethod
+    def of(cls, settings: QueueSettings, stale_us: int) -> PoolRule:
+        return cls(
+            settings.max_queued,
+            settings.max_queued_per_tenant,
+            settings.window.kv_window,
+            tuple(0.0 if math.isinf(seconds) else seconds for seconds in settings.ageing_s),
+            settings.lanes.share_kv,
+            settings.reservation_burst_s,
+            {knob.value: rest for knob, rest in settings.rests.positions.items()},
+            stale_us,
+        )
 
 
 @dataclass(frozen=True, slots=True)

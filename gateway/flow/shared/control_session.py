@@ -18,7 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.flow.control_rules import Control, ControlState, Knob, Move, Observation
+from gateway.flow.control_rules import Control, ControlState, Move, Observation
+from gateway.flow.knobs import QUEUE_KNOBS
 from tenants.quota import scripts
 
 LOCK_S = 6.0
@@ -27,15 +28,6 @@ FRESH_S = 6.0
 """Validity of an observation."""
 IN_FORCE_S = 30.0
 """Validity of a decision after its decider's last message; then knobs rest."""
-QUEUE_KNOBS = (
-    Knob.BATCH_CAP,
-    Knob.LOOKAHEAD,
-    Knob.AGEING,
-    Knob.BATCH_SHARE,
-    Knob.PREFIX_WEIGHT,
-    Knob.LONG_SHARE,
-)
-"""What the scripts of a shared queue go by; each gateway turns the others at home."""
 
 Decide = Callable[[Observation, float], list[Move]]
 """(everyone's observation, now): the moves."""

@@ -58,7 +58,8 @@ class Mirror(FlowController):
     def see(self, waits: Sequence[TenantWaiting], now_s: float) -> None:
         """What waits in the pool, this gateway's own included; their counters on the same scale as ours."""
         own = Counter(
-            (ticket.entry.tenant_id, *self.queue.place(ticket.entry.entry_id)) for ticket in self.tickets()
+            (ticket.entry.tenant_id, *self.queue.place(ticket.entry.entry_id))
+            for ticket in self.queue.tickets()
         )
         self._others = [
             (wait, count)
@@ -70,7 +71,7 @@ class Mirror(FlowController):
     def queue_clone(self, counters: ServiceCounters) -> TieredQueue:
         """As `FlowController.queue_clone`, with `MAX_OTHERS` at most of the next ones at other gateways."""
         copy = super().queue_clone(counters)
-        mine = {ticket.entry.tenant_id for ticket in self.tickets()}
+        mine = {ticket.entry.tenant_id for ticket in self.queue.tickets()}
         left = MAX_OTHERS
         for waiting, _ in self._others:
             if waiting.tenant_id not in mine:
@@ -116,7 +117,7 @@ class Mirror(FlowController):
         if ticket is None:
             return None
         # Its tenant may have a reservation that this gateway does not know yet.
-        if reason is Reason.RESERVATION and self.reservation_tag_s(ticket.entry.tenant_id) is None:
+        if reason is Reason.RESERVATION and self._reservations.tag_s(ticket.entry.tenant_id) is None:
             reason = Reason.ORDER
         return self.grant(ticket, replica, rank, now_s, reason)
 

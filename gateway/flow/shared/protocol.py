@@ -101,7 +101,7 @@ class PoolSession:
         mirror.on_order = self._ordered
         mirror.on_brakes = self._braked
         mirror.on_heard = self._heard
-        mirror.dispatched.on_served = self._had
+        mirror.in_flight.on_served = self._had
 
     # ------------------------------------------------------------ what happens here
 
@@ -147,7 +147,7 @@ class PoolSession:
 
     def moved(self, ticket: Ticket) -> None:
         entry = ticket.entry
-        self._acts.append(["move", entry.entry_id, entry.tier, self.mirror.lane(entry)])
+        self._acts.append(["move", entry.entry_id, entry.tier, self.mirror.queue.lane_rule.lane(entry)])
         self._is_urgent = True
 
     def progressed(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
@@ -156,13 +156,13 @@ class PoolSession:
         if ticket is None:
             return
         output_tokens -= ticket.had[1]
-        flight = self.mirror.dispatched.get(entry_id)
+        flight = self.mirror.in_flight.get(entry_id)
         predicted = (ticket.entry if flight is None else flight).predicted_output_tokens
         if output_tokens > predicted or live_sequences < ticket.sequences:
             self._progress[entry_id] = (output_tokens, live_sequences)
 
     def foreseen(self, entry_id: str) -> None:
-        flight = self.mirror.dispatched.get(entry_id)
+        flight = self.mirror.in_flight.get(entry_id)
         if flight is not None:
             self._foreseen[entry_id] = flight.predicted_output_tokens
 
@@ -195,7 +195,7 @@ class PoolSession:
         """By replica, the engine's life and the last serial numbers of a tenant's service there, by tier."""
         found: dict[str, list[Any]] = {}
         for replica_id, life in engines:
-            serials = [self.mirror.serial(replica_id, life, tenant_id, rank) for rank in range(NUM_RANKS)]
+            serials = [self.mirror.serials.of(replica_id, life, tenant_id, rank) for rank in range(NUM_RANKS)]
             if any(serials):
                 found[replica_id] = [life, *serials]
         return found
@@ -240,7 +240,7 @@ class PoolSession:
             self._life += 1
             self._number = 0
             self._has_engine = bool(replicas)
-            brakes = _shares(self.mirror.brakes)
+            brakes = _shares(self.mirror.knobs.brakes)
             returns = bool(self._epoch) or self.is_broken
             passage = codec.Joining(self.rule, self.mirror.order_name, brakes, returns)
             acts += [
@@ -248,15 +248,15 @@ class PoolSession:
             ]
             acts += [
                 ["run", flight.ticket.entry.entry_id, self._about_running(flight, now_s)]
-                for flight in self.mirror.in_flight()
+                for flight in self.mirror.in_flight
             ]
             engines = [(replica.replica_id, replica.life) for replica in replicas]
             acts += [
                 ["had", tenant_id, had, self._serials_of(tenant_id, engines)]
-                for tenant_id, had in self.mirror.dispatched.ahead.served().items()
+                for tenant_id, had in self.mirror.in_flight.ahead.served().items()
                 if had
             ]
-            waiting = self.mirror.tickets() if replicas else ()
+            waiting = self.mirror.queue.tickets() if replicas else ()
             # Of those that were put back the last one stands first.
             ranked = sorted(waiting, key=lambda each: (each.before is not None, each.entry.arrived_s))
             acts += [["arrive", each.entry.entry_id, self._about(each, now_s)] for each in ranked]
@@ -266,7 +266,7 @@ class PoolSession:
             acts += [["member", each, self._unsaid.get(each)] for each in self._unsaid]
             acts += [
                 ["unfit", ticket.entry.entry_id, self._unfit(ticket)]
-                for ticket in (self.mirror.tickets() if sees_others else ())
+                for ticket in (self.mirror.queue.tickets() if sees_others else ())
                 if ticket.needs
             ]
             acts += [
@@ -386,7 +386,7 @@ class PoolSession:
         return {
             "tenant": entry.tenant_id,
             "tier": entry.tier,
-            "lane": self.mirror.lane(entry),
+            "lane": self.mirror.queue.lane_rule.lane(entry),
             "cost": entry.predicted_cost,
             "weight": entry.weight,
             "sequences": ticket.sequences,

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.forecast.length.features import Features, features_of
 from engine.messages import SamplingParams
-from gateway.flow.prefix_index import prefix_hashes
+from gateway.flow.routing import prefix_hashes
 from gateway.requests.inputs import media
 from gateway.upstream.base import Wording
 

@@ -16,7 +16,7 @@ from gateway.routes.admin.common import CHANGE, READ, actor, changed, if_match, 
 from gateway.routes.context import asked, gateway_of, json_response
 from tenants.admin.platform.policy import StoredPolicy
 from tenants.config_file.config_file import ConfigFile
-from tenants.config_file.document import Configuration
+from tenants.config_file.document import Configuration, configuration_type
 from tenants.config_file.export import as_yaml
 from tenants.config_file.plan import PlanTerms
 from tenants.config_file.steps import stored
@@ -55,7 +55,7 @@ async def export_config(request: Request) -> Response[bytes]:
     " stays. `etag` and `ETag` are the state that it was planned for.",
 )
 async def plan_config(request: Request) -> Response[bytes]:
-    wanted = await asked(request, Configuration)
+    wanted = await asked(request, configuration_type(gateway_of(request).deps.resources))
     plan = await file_of(gateway_of(request), parsed_policy).plan(wanted)
     return tagged(json_response(plan.as_json()), stored(plan.revision))
 
@@ -71,7 +71,7 @@ async def plan_config(request: Request) -> Response[bytes]:
 )
 async def apply_config(request: Request, dry_run: FromQuery[bool] = False) -> Response[bytes]:
     condition = if_match(request)
-    wanted = await asked(request, Configuration)
+    wanted = await asked(request, configuration_type(gateway_of(request).deps.resources))
     gateway = gateway_of(request)
     file = file_of(gateway, gateway.policy.checked)
     plan = await file.plan(wanted, if_match=condition)
@@ -88,7 +88,8 @@ async def apply_config(request: Request, dry_run: FromQuery[bool] = False) -> Re
 
 def file_of(gateway: Gateway, checked: Callable[[StoredPolicy], StoredPolicy]) -> ConfigFile:
     deps = gateway.deps
-    terms = PlanTerms(deps.admin.transactions.tier_multipliers, gateway.policy.settings, checked)
+    multipliers = deps.admin.transactions.tier_multipliers
+    terms = PlanTerms(multipliers, gateway.policy.settings, checked, deps.resources)
     return ConfigFile(deps.database, deps.admin, terms, deps.wall_clock)
 
 

@@ -16,7 +16,7 @@ from gateway.routes.admin import (
     tenants,
     upstreams,
 )
-from gateway.routes.admin.records import audit_log, flow, usage, webhooks
+from gateway.routes.admin.records import audit_log, usage, webhooks
 
 HANDLERS = [
     *status.HANDLERS,
@@ -32,6 +32,5 @@ HANDLERS = [
     *upstreams.HANDLERS,
     *usage.HANDLERS,
     *people.HANDLERS,
-    *flow.HANDLERS,
     *webhooks.HANDLERS,
 ]

@@ -9,26 +9,19 @@ from litestar.params import FromQuery
 
 from engine.scheduling.policy import UnknownPolicy
 from gateway import errors
-from gateway.flow.control_rules import Knob
 from gateway.http.asgi import Request
 from gateway.requests.schemas import PolicyChange
 from gateway.routes.admin.common import (
     CHANGE,
-    PAGED,
     READ,
-    Since,
-    Until,
     actor,
     changed,
     if_match,
     tagged,
 )
-from gateway.routes.context import admin_of, asked, gateway_of, json_response
-from gateway.routes.openapi_fields import between, one_of
+from gateway.routes.context import asked, gateway_of, json_response
+from gateway.routes.openapi_fields import between
 from gateway.routes.views.policy_view import MAX_DECISIONS, MAX_STEPS, change_policy, policy_of
-from tenants.admin.cursor import DEFAULT_PAGE, PAGES
-from tenants.admin.lists.moves import MoveQuery
-from tenants.counts.move_store import KEPT_S
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -83,34 +76,9 @@ async def set_policy(request: Request) -> Response[bytes]:
     return await changed(request, await policy_of(gateway, 0), stored=await _stored(gateway))
 
 
-@get(
-    "/admin/v1/policy/moves",
-    opt=PAGED | {"parameters": PAGED["parameters"] | {"knob": one_of(Knob)}},
-    summary="List the moves of the control loops, made or advised, each with its reason",
-    description="The newest first, of all gateways of the database; `knobs`: where all knobs of the model"
-    " really stood after the move. Filters: `model`, `knob`, `made` (false: only advised), `from` and `to`"
-    f" (instants with a time zone; the second is exclusive). {PAGES} They are kept for {KEPT_S // 86_400}"
-    " days; the last second is not in yet.",
-)
-async def list_moves(
-    request: Request,
-    model: FromQuery[str | None] = None,
-    knob: FromQuery[str | None] = None,
-    made: FromQuery[bool | None] = None,
-    since: Since = None,
-    until: Until = None,
-    cursor: FromQuery[str | None] = None,
-    limit: FromQuery[int] = DEFAULT_PAGE,
-) -> Response[bytes]:
-    query = MoveQuery(model=model, knob=knob, made=made, since=since, until=until)
-    page = await admin_of(request).moves.read(query, cursor=cursor, limit=limit)
-    data = [row.as_json() for row in page.rows]
-    return json_response({"object": "list", "data": data, "next_cursor": page.next_cursor})
-
-
 async def _stored(gateway: Gateway) -> dict[str, object]:
     stored = await gateway.deps.admin.policy.stored()
     return (stored or gateway.policy.settings).as_json()
 
 
-HANDLERS = [policy, set_policy, list_moves]
+HANDLERS = [policy, set_policy]

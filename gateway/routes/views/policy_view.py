@@ -79,10 +79,10 @@ def _template_options(gateway: Gateway, name: str) -> dict[str, Any]:
     """The template's options for the served model, without sizes that belong to an engine's start."""
     if not name:
         return {}
-    model = next((upstream.model for upstream in gateway.deps.upstreams if upstream.model is not None), None)
-    if model is None:
+    ready = next((upstream.ready for upstream in gateway.deps.upstreams if upstream.ready is not None), None)
+    if ready is None:
         raise BadOption("a template goes by the model's length, and no engine has told one yet")
-    return template(name, model.context_tokens).options.changed()
+    return template(name, ready.model.context_tokens).options.changed()
 
 
 async def _engine(upstream: Upstream, decisions: int, steps: int) -> dict[str, Any]:

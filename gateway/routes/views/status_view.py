@@ -47,9 +47,10 @@ async def status_of(gateway: Gateway, *, active_only: bool = False) -> dict[str,
         "policy_problem": gateway.policy.problem,
         "clock_s": deps.clock(),
         "queued": {
-            tier: sum(queue.queued_by_tier()[rank] for queue in queues) for tier, rank in TIER_RANKS.items()
+            tier: sum(flow.queue.queued_by_tier()[rank] for flow in queues)
+            for tier, rank in TIER_RANKS.items()
         },
-        "running": sum(queue.num_in_flight for queue in queues),
+        "running": sum(len(queue.in_flight) for queue in queues),
         "brakes": [brake.as_json() for brake in gateway.brakes.now],
         "settlements_pending": gateway.holds.pending,
         "refusals": dict(sorted(gateway.metrics.refusals_by_code.items())),
@@ -104,7 +105,7 @@ def _summed(queues: Sequence[FlowController]) -> dict[str, TenantFlow]:
     """Every tenant's sums over the queues of all models. Counters are those of its first model."""
     by_tenant: dict[str, TenantFlow] = {}
     for queue in queues:
-        for part in queue.tenants():
+        for part in queue.tenants.all():
             whole = by_tenant.setdefault(part.tenant_id, TenantFlow(part.tenant_id, part.weight))
             for by_tier in ("queued", "running", "served"):
                 sums = zip(getattr(whole, by_tier), getattr(part, by_tier), strict=True)
@@ -151,9 +152,9 @@ def models_of(gateway: Gateway) -> dict[str, Any]:
         pool.name: {
             "is_up": pool.has_engine,
             "context_tokens": pool.context_tokens,
-            "long_tokens": pool.flow.long_tokens,
-            "queued": dict(zip(TIER_RANKS, pool.flow.queued_by_tier(), strict=True)),
-            "running": pool.flow.num_in_flight,
+            "long_tokens": pool.flow.queue.lane_rule.long_tokens,
+            "queued": dict(zip(TIER_RANKS, pool.flow.queue.queued_by_tier(), strict=True)),
+            "running": len(pool.flow.in_flight),
             "control": _control(gateway.controls[pool.name]),
             "learned": gateway.controls[pool.name].learned.as_json(),
             "prompts": "estimated" if pool.spec.is_estimated else "counted",

@@ -53,7 +53,7 @@ def _pool(
         "pool": pool.name,
         "is_up": pool.has_engine,
         "context_tokens": pool.context_tokens,
-        "queued": dict(zip(TIER_RANKS, pool.flow.queued_by_tier(), strict=True)),
+        "queued": dict(zip(TIER_RANKS, pool.flow.queue.queued_by_tier(), strict=True)),
         "replicas": [
             _replica(
                 upstream,

@@ -23,12 +23,8 @@ MAX_BODY_BYTES = 4 * 2**20
 NO_HEADERS: Mapping[str, str] = {}
 
 
-class ConnectFailed(Exception):
-    """No connection: the server is away, or accepts none."""
-
-
-class FetchFailed(Exception):
-    """An answer that was to be read whole did not come."""
+class HttpFailed(Exception):
+    """No connection, or no answer on it."""
 
 
 class HttpClient:
@@ -75,13 +71,20 @@ class HttpClient:
         return None
 
     async def send(self, request: bytes, reader: Reader, connect_timeout_s: float) -> Connection:
-        """Sends, on a new connection if none is idle; waits while all are busy. Raises `ConnectFailed`."""
+        """Sends, on a new connection if none is idle; waits while all are busy. Raises `HttpFailed`."""
         while True:
             connection = self.send_now(request, reader)
             if connection is not None:
                 return connection
             if self.connections < self._max_connections:
-                connection = await self._connect(connect_timeout_s)
+                self._num_connecting += 1
+                try:
+                    connection = await self._connect(connect_timeout_s)
+                except BaseException:
+                    self._num_connecting -= 1
+                    self._wake_one()
+                    raise
+                self._num_connecting -= 1
                 connection.send(request, reader)
                 return connection
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -93,14 +96,14 @@ class HttpClient:
                     self._wake_one()
                 raise
             if self._is_closed:
-                raise ConnectFailed("the client was closed")
+                raise HttpFailed("the client was closed")
 
     async def fetch(self, path: str, timeout_s: float) -> tuple[int, bytes]:
-        """Status and body of a GET. Raises `ConnectFailed`, `FetchFailed`."""
+        """Status and body of a GET. Raises `HttpFailed`."""
         return await self._whole(self.request("GET", path), timeout_s)
 
     async def post(self, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
-        """Status and body of a POST. Raises `ConnectFailed`, `FetchFailed`."""
+        """Status and body of a POST. Raises `HttpFailed`."""
         return await self._whole(self.request("POST", path, body), timeout_s)
 
     async def _whole(self, request: bytes, timeout_s: float) -> tuple[int, bytes]:
@@ -111,13 +114,13 @@ class HttpClient:
                 connection = await self.send(request, reader, timeout_s)
                 return await reader.done
         except TimeoutError:
-            raise FetchFailed(f"no answer within {timeout_s:g} s") from None
+            raise HttpFailed(f"no answer within {timeout_s:g} s") from None
         finally:
             if connection is not None and not reader.is_complete:
                 connection.abort()
 
     def close(self) -> None:
-        """Ends all connections immediately; waiting requests get `ConnectFailed`."""
+        """Ends all connections immediately; waiting requests get `HttpFailed`."""
         self._is_closed = True
         for connection in list(self._open):
             connection.abort()
@@ -144,7 +147,6 @@ class HttpClient:
 
     async def _connect(self, timeout_s: float) -> Connection:
         target = self._target
-        self._num_connecting += 1
         try:
             async with asyncio.timeout(timeout_s):
                 _, connection = await asyncio.get_running_loop().create_connection(
@@ -155,24 +157,13 @@ class HttpClient:
                     server_hostname=target.host if target.is_tls else None,
                 )
         except TimeoutError:
-            self._wake_one_after_failure()
-            raise ConnectFailed(f"no connection within {timeout_s:g} s") from None
+            raise HttpFailed(f"no connection within {timeout_s:g} s") from None
         except ssl.SSLError as error:
-            self._wake_one_after_failure()
-            raise ConnectFailed(f"TLS failed: {error.reason}") from None
+            raise HttpFailed(f"TLS failed: {error.reason}") from None
         except OSError as error:
-            self._wake_one_after_failure()
-            raise ConnectFailed(error.strerror or type(error).__name__) from None
-        except BaseException:
-            self._wake_one_after_failure()
-            raise
-        self._num_connecting -= 1
+            raise HttpFailed(error.strerror or type(error).__name__) from None
         self._open.add(connection)
         return connection
-
-    def _wake_one_after_failure(self) -> None:
-        self._num_connecting -= 1
-        self._wake_one()
 
     def _wake_one(self) -> None:
         while self._waiting:
@@ -207,4 +198,4 @@ class _Whole:
 
     def lost(self, reason: str) -> None:
         if not self.done.done():
-            self.done.set_exception(FetchFailed(reason))
+            self.done.set_exception(HttpFailed(reason))

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from gateway.upstream.capabilities import Capabilities, Capability, Endpoint
-from gateway.upstream.http.client import ConnectFailed, FetchFailed, HttpClient
+from gateway.upstream.http.client import HttpClient, HttpFailed
 from gateway.upstream.openai.capability_trial import (
     Trial,
     TrialResult,
@@ -161,7 +161,7 @@ class CapabilityProbe:
         for trial in sorted(least, key=lambda trial: trial != self._plain):
             try:
                 status, body = await self._client.post(trial.path, trial.body, self._timeout_s)
-            except (ConnectFailed, FetchFailed) as error:
+            except HttpFailed as error:
                 return 0, str(error)
             result, reason = result_of(status, body)
             if result is TrialResult.CAN:
@@ -184,14 +184,14 @@ class CapabilityProbe:
     async def _sent(self, trial: Trial) -> tuple[TrialResult, str]:
         try:
             status, body = await self._client.post(trial.path, trial.body, self._timeout_s)
-        except (ConnectFailed, FetchFailed) as error:
+        except HttpFailed as error:
             return TrialResult.UNKNOWN, str(error)
         result, reason = result_of(status, body)
         return result, without_secrets(reason, self._server.api_key)
 
     @property
     def _timeout_s(self) -> float:
-        return min(self._server.timeouts.first_byte_s, MOST_TRIAL_S)
+        return min(self._server.first_byte_s, MOST_TRIAL_S)
 
     def _set_by_operator(self) -> Capabilities:
         words = {Capability(word) for word in self._server.capabilities}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -21,18 +20,6 @@ AUTO: Literal["auto"] = "auto"
 MODEL_NAME = r"^[A-Za-z0-9._:/@+-]{1,128}$"
 FieldName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    connect_s: float = 5.0
-    first_byte_s: float = 120.0
-    between_s: float = 60.0
-    probe_s: float = 5.0
-
-    def whole_s(self, tokens: int) -> float:
-        """From request to first byte, which comes with the end of at most `tokens`."""
-        return self.first_byte_s + self.between_s * -(-tokens // TOKENS_PER_PAUSE)
 
 
 class PrefixCache(StrEnum):
@@ -116,6 +103,6 @@ class OpenAIServer(UpstreamSettings, frozen=True):
     def __repr__(self) -> str:
         return f"OpenAIServer({self.name!r}, {self.url!r}, {self.model!r})"
 
-    @property
-    def timeouts(self) -> Timeouts:
-        return Timeouts(self.connect_s, self.first_byte_s, self.between_s, self.probe_s)
+    def whole_s(self, tokens: int) -> float:
+        """From request to first byte of a whole answer, which comes with the end of at most `tokens`."""
+        return self.first_byte_s + self.between_s * -(-tokens // TOKENS_PER_PAUSE)

@@ -42,11 +42,9 @@ class LoadEstimate:
             gap_s = (sequence.last_token_s - sequence.first_token_s) / (count.chunks - 1)
             self._pace.observe(width, width * prompt_tokens, width, gap_s)
 
-    def latest(self, now_s: float) -> Snapshot | None:
-        """None if the next one is due."""
-        return self._snapshot if now_s - self._snapshot_s < SNAPSHOT_EVERY_S else None
-
     def snapshot(self, ready: Ready, sequences: Collection[OpenAISequence], now_s: float) -> Snapshot:
+        if self._snapshot is not None and now_s - self._snapshot_s < SNAPSHOT_EVERY_S:
+            return self._snapshot
         self._snapshot_s = now_s
         self._snapshot = Snapshot(
             engine_id=self._replica_id,

@@ -16,14 +16,15 @@ import msgspec
 
 from engine.messages import ModelInfo, Ready
 from gateway.background import every
+from gateway.upstream.answer_parts import Garbage
 from gateway.upstream.health import saturation
-from gateway.upstream.health.breaker import Breaker, BreakerState
+from gateway.upstream.health.breaker import Breaker
 from gateway.upstream.health.saturation import Saturation
-from gateway.upstream.http.client import ConnectFailed, FetchFailed, HttpClient
+from gateway.upstream.http.client import HttpClient, HttpFailed
 from gateway.upstream.openai import response
 from gateway.upstream.openai.capability_probe import CapabilityProbe
-from gateway.upstream.openai.classify import CallVerdict
 from gateway.upstream.openai.config import OpenAIServer, PrefixCache
+from gateway.upstream.openai.outcome import CallVerdict
 from gateway.upstream.openai.request import MODELS_PATH
 from gateway.upstream.openai.response import ListedModel, one_line, without_secrets
 from gateway.upstream.openai.server_kinds import kind_of_owner
@@ -70,7 +71,7 @@ class ServerMonitor:
         self._running = running
         self._has_stand_in = has_stand_in
         self._on_change = on_change
-        self._breaker = Breaker(server.breaker)
+        self.breaker = Breaker(server.breaker)
         self._asking: asyncio.Task[None] | None = None
         self._proof: asyncio.Future[bool] | None = None
         """For the calls that failed since it was asked last: whether it answers then."""
@@ -108,18 +109,6 @@ class ServerMonitor:
                 self._ready = msgspec.structs.replace(self._ready, max_sequences=size)
         return self._ready
 
-    @property
-    def model(self) -> ModelInfo | None:
-        return self._ready.model if self._ready is not None else None
-
-    @property
-    def breaker_state(self) -> BreakerState:
-        return self._breaker.state(now())
-
-    @property
-    def retry_in_s(self) -> float:
-        return self._breaker.retry_in_s(now())
-
     def window(self) -> int:
         if self.seen is None and not self._busy_until_s:
             return self._server.max_concurrent
@@ -150,7 +139,7 @@ class ServerMonitor:
         return None
 
     def _suspect(self) -> asyncio.Future[bool]:
-        self._breaker.suspect()
+        self.breaker.suspect()
         if self._proof is None:
             self._proof = asyncio.get_running_loop().create_future()
         if self._asking is None or self._asking.done():
@@ -159,7 +148,7 @@ class ServerMonitor:
 
     async def _keep_asking(self) -> None:
         """While it is suspected, and until the breaker is closed again."""
-        while (in_s := self._breaker.ask_in_s(now())) is not None:
+        while (in_s := self.breaker.ask_in_s(now())) is not None:
             if in_s > 0 or not self._answers:
                 await asyncio.sleep(in_s or PROBE_DOWN_EVERY_S)
             else:
@@ -168,7 +157,7 @@ class ServerMonitor:
     async def _ask(self) -> None:
         """Asks it for one token, and opens or closes the breaker by its answer."""
         proof, self._proof, before = self._proof, None, self._answers_given
-        self._breaker.asking(now())
+        self.breaker.asking(now())
         status, why = await self.trials.one_token()
         if why and self._answers_given != before:
             why = ""  # meanwhile it answered a client: it is slow, or does not take what the gateway asks
@@ -179,7 +168,7 @@ class ServerMonitor:
         elif self.silence and not is_open:
             log.info("upstream %s answers again", self._server.name)
         self.silence = f"it does not give a token that the gateway asks for: {why}" if is_open else ""
-        self._breaker.answered(not is_open, now())
+        self.breaker.answered(not is_open, now())
         if proof is not None and not proof.done():
             proof.set_result(not why)
         self._notify()
@@ -219,47 +208,45 @@ class ServerMonitor:
 
     async def probe(self) -> None:
         """Checks that the server is there and has the model."""
+        self._found(*await self._looked_for())
+
+    async def _looked_for(self) -> tuple[str, int | None]:
+        """Why it is not used (empty: it is), and the tokens of its model's context."""
         server = self._server
         path = server.health_path or MODELS_PATH
         try:
-            status, body = await self._client.fetch(path, server.timeouts.probe_s)
-        except (ConnectFailed, FetchFailed) as error:
-            self._found(f"it does not answer: {error}", None)
-            return
+            status, body = await self._client.fetch(path, server.probe_s)
+        except HttpFailed as error:
+            return f"it does not answer: {error}", None
         if status in (401, 403):
-            self._found(f"it does not take our key ({status}): correct api_key_env", None)
-            return
+            return f"it does not take our key ({status}): correct api_key_env", None
         if status != 200:
-            self._found(f"{path} answers with status {status}", None)
-            return
+            return f"{path} answers with status {status}", None
         try:
             models = (
                 {server.model: ListedModel(server.model)} if server.health_path else response.models(body)
             )
-        except response.Garbage as error:
-            self._found(str(error), None)
-            return
+        except Garbage as error:
+            return str(error), None
         found = models.get(server.model)
         if found is None:
             known = ", ".join(one_line(each, MAX_NAME_CHARACTERS) for each in sorted(models)[:8]) or "none"
-            self._found(f"it does not have the model {server.model!r}, but {known}", None)
-            return
+            return f"it does not have the model {server.model!r}, but {known}", None
         self.trials.is_of_kind(kind_of_owner(found.owned_by))
         if server.prefix_cache is PrefixCache.AUTO:
             is_salted = found.owned_by in SALTING_SERVERS
             self.prefix_cache = PrefixCache.SALTED if is_salted else PrefixCache.HIDDEN
         context_tokens = server.context_tokens or found.context
         if context_tokens < 2:
-            self._found("it does not say how long the model's context is: set context_tokens", None)
-            return
-        self._found("", context_tokens)
+            return "it does not say how long the model's context is: set context_tokens", None
+        return "", context_tokens
 
     async def read_metrics(self) -> bool:
         """Whether its page could be read. Otherwise the window is the configured one."""
         try:
-            status, page = await self._client.fetch(self._server.metrics_path, self._server.timeouts.probe_s)
+            status, page = await self._client.fetch(self._server.metrics_path, self._server.probe_s)
             self.seen = saturation.read(page.decode("utf-8", "replace") if status == 200 else "")
-        except (ConnectFailed, FetchFailed):
+        except HttpFailed:
             self.seen = None
         self._notify()
         return self.seen is not None
@@ -283,7 +270,7 @@ class ServerMonitor:
 
     def _notify(self) -> None:
         """Reports every change of what it may be given; the dispatcher then looks for itself."""
-        was_up, self.is_up = self.is_up, self._answers and self._breaker.is_closed
+        was_up, self.is_up = self.is_up, self._answers and self.breaker.is_closed
         if self.is_up != was_up or self.seen is not None:
             self._changed.set()
             self._on_change()

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from engine.messages import TokenLogprob
-from gateway.upstream.answer_parts import AnswerPart, MalformedPart, Said, parts_after, parts_before
+from gateway.upstream.answer_parts import AnswerPart, Garbage, Said, parts_after, parts_before
 from gateway.upstream.openai.server_kinds import PASSED_FIELDS
 from gateway.upstream.server_logprobs import logprobs_of
 
@@ -38,10 +38,6 @@ FINISHES = {
 """The server's finish reason to ours; any other is a `stop` that keeps the server's word."""
 MAX_FINISH_CHARACTERS = 40
 TELLING_FINISHES = frozenset({"content_filter", "tool_calls", "function_call", "repetition"})
-
-
-class Garbage(Exception):
-    """Not part of an answer."""
 
 
 class StreamError(Exception):
@@ -151,8 +147,6 @@ def chunk(data: bytes) -> Chunk:
 def _parts(words: Said, *, is_whole: bool) -> tuple[list[AnswerPart], list[AnswerPart]]:
     try:
         before, after = parts_before(words), parts_after(words, is_whole=is_whole)
-    except MalformedPart as error:
-        raise Garbage(str(error)) from None
     except NOT_JSON:
         raise Garbage("its annotations are no JSON") from None
     if is_whole and words.content == "" and (before or after):

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 
+from gateway.upstream.answer_parts import Garbage
 from gateway.upstream.base import Part
 from gateway.upstream.http.sse import EventTooLarge, SseParser
 from gateway.upstream.lease_buffer import BufferedChunk
 from gateway.upstream.openai import response
-from gateway.upstream.openai.response import DONE, Chunk, Garbage, StreamError
+from gateway.upstream.openai.response import DONE, Chunk, StreamError
 from gateway.upstream.openai.token_count import TokenCount
 
-MAX_WHOLE_BYTES = 8 * 2**20
-"""Including its log probabilities."""
 MAX_UNCOUNTED = 256 * 1024
 MAX_UNCOUNTED_PER_TOKEN = 256
 """Characters of annotations, ids and types, not counted as tokens; some servers repeat them."""
@@ -23,59 +23,6 @@ MAX_UNCOUNTED_PER_TOKEN = 256
 
 class CutShort(Exception):
     """The answer ended before its finish reason."""
-
-
-class ResponseReader(Protocol):
-    """Reads one answer. The results of `feed` and `close` may be passed on even after a `fault`."""
-
-    @property
-    def content_type(self) -> str: ...
-
-    @property
-    def is_whole(self) -> bool: ...
-
-    @property
-    def count(self) -> TokenCount: ...
-
-    @property
-    def finish(self) -> str | None:
-        """None: not come yet."""
-        ...
-
-    @property
-    def finish_word(self) -> str: ...
-
-    @property
-    def choice_fields(self) -> dict[str, Any]:
-        """Sent with the finish reason, and beside its text so far."""
-        ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    @property
-    def is_complete(self) -> bool: ...
-
-    @property
-    def is_overrun(self) -> bool:
-        """The answer is complete for us, but the server goes on and must be stopped."""
-        ...
-
-    @property
-    def has_begun(self) -> bool: ...
-
-    @property
-    def fault(self) -> Exception | None:
-        """`Garbage`, `EventTooLarge`, `StreamError` or `CutShort`: why it ended early."""
-        ...
-
-    def feed(self, data: bytes) -> Sequence[BufferedChunk]:
-        """Takes a part of the body; returns its content."""
-        ...
-
-    def close(self) -> Sequence[BufferedChunk]:
-        """Call when the body has ended properly."""
-        ...
 
 
 class Echo:
@@ -105,19 +52,40 @@ class Echo:
         return [echoed], replace(chunk, text=text[length:], logprobs=())
 
 
-class _Ended:
+class ResponseReader(ABC):
+    """Reads one answer. The results of `feed` and `close` may be passed on even after a `fault`."""
+
+    content_type: str
+    is_whole: bool
+
     def __init__(self, count: TokenCount, echo: Echo | None = None) -> None:
         self.count = count
         self._echo = echo or Echo()
         self.finish: str | None = None
+        """None: not come yet."""
         self.finish_word = ""
         self.choice_fields: dict[str, Any] = {}
+        """Sent with the finish reason, and beside its text so far."""
         self.fingerprint = ""
         self.is_complete = False
         self.fault: Exception | None = None
+        """`Garbage`, `EventTooLarge`, `StreamError` or `CutShort`: why it ended early."""
+
+    @property
+    @abstractmethod
+    def has_begun(self) -> bool: ...
+
+    @abstractmethod
+    def feed(self, data: bytes) -> Sequence[BufferedChunk]:
+        """Takes a part of the body; returns its content."""
+
+    @abstractmethod
+    def close(self) -> Sequence[BufferedChunk]:
+        """Call when the body has ended properly."""
 
     @property
     def is_overrun(self) -> bool:
+        """The answer is complete for us, but the server goes on and must be stopped."""
         return self.count.is_overrun
 
     def _take_end(self, chunk: Chunk) -> None:
@@ -142,8 +110,8 @@ class _Ended:
         return echoed + pieces, beyond
 
 
-class StreamedResponse(_Ended):
-    """Implements `ResponseReader` for server-sent events: a piece for each one with content."""
+class StreamedResponse(ResponseReader):
+    """Reads server-sent events: a piece for each one with content."""
 
     content_type = "text/event-stream"
     is_whole = False
@@ -195,11 +163,13 @@ class StreamedResponse(_Ended):
         self.is_complete = True
 
 
-class WholeResponse(_Ended):
-    """Implements `ResponseReader` for one JSON body: nothing is known of it before its end."""
+class WholeResponse(ResponseReader):
+    """Reads one JSON body: nothing is known of it before its end."""
 
     content_type = "application/json"
     is_whole = True
+    max_bytes = 8 * 2**20
+    """Including its log probabilities."""
 
     def __init__(self, count: TokenCount, echo: Echo | None = None) -> None:
         super().__init__(count, echo)
@@ -211,8 +181,8 @@ class WholeResponse(_Ended):
 
     def feed(self, data: bytes) -> Sequence[BufferedChunk]:
         self._body += data
-        if len(self._body) > MAX_WHOLE_BYTES:
-            self.fault = Garbage(f"its answer is larger than {MAX_WHOLE_BYTES} bytes")
+        if len(self._body) > self.max_bytes:
+            self.fault = Garbage(f"its answer is larger than {self.max_bytes} bytes")
         return ()
 
     def close(self) -> Sequence[BufferedChunk]:

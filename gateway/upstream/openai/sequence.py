@@ -9,29 +9,49 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from engine.messages import Delta, Submit
 from gateway.asyncio_helpers import IdleTimeout
 from gateway.fair_threads import INLINE_BYTES, FairThreads
-from gateway.upstream.base import CountedOutcome, NotBegun, SequenceRefused, UpstreamFailed
+from gateway.upstream.base import CountedOutcome, NotBegun, SequenceRefused, UpstreamFailed, Wording
 from gateway.upstream.http.connection import Connection
 from gateway.upstream.lease_buffer import BufferedChunk, End, LeaseBuffer, runs
-from gateway.upstream.openai import classify
-from gateway.upstream.openai.classify import CallVerdict
-from gateway.upstream.openai.config import Timeouts
-from gateway.upstream.openai.outcome import outcome_of
+from gateway.upstream.openai.config import OpenAIServer
+from gateway.upstream.openai.outcome import CallVerdict, failure, of_fault, of_head, of_refusal, outcome_of
+from gateway.upstream.openai.request import repeats, wanted_of
 from gateway.upstream.openai.response import said_in
 from gateway.upstream.openai.response_reader import ResponseReader
 from gateway.upstream.part_text import Completeness
+from gateway.upstream.vllm_plugin.server_link import ServerLink
 
 MAX_REFUSAL_BYTES = 64 * 1024
 FULL_BYTES = 512 * 1024
 """Held for the reader or for a lease before the server is held up."""
 LOW_BYTES = 128 * 1024
 STOP_S = 3.0
-"""Then a server that was asked to end a sequence (`stopping`) loses its connection."""
+"""Then a server that was asked to end a sequence (`stop`) loses its connection."""
 AFTER_DONE_S = 5.0
 """Then a response that goes on after its last event loses its connection."""
+
+
+class SequenceOwner(Protocol):
+    """The server of a sequence, as its calls use it and learn of it."""
+
+    server: OpenAIServer
+    tokenize: Callable[[str], int] | None
+    threads: FairThreads
+
+    def verdict(
+        self, sequence: OpenAISequence, verdict: CallVerdict, reason: str
+    ) -> asyncio.Future[bool] | None:
+        """Called at begin and end; returns the proof of fault (`UpstreamFailed.proof`)."""
+
+    def counted(self, answer: ResponseReader) -> None:
+        """Called with answers that have come to their end."""
+
+    def over(self, sequence: OpenAISequence) -> None:
+        """Called once, when all was read."""
 
 
 class OpenAISequence:
@@ -39,35 +59,23 @@ class OpenAISequence:
 
     def __init__(
         self,
+        owner: SequenceOwner,
+        link: ServerLink,
         submit: Submit,
+        wording: Wording,
         most_tokens: int,
         answer: ResponseReader,
         *,
-        replica_id: str,
-        timeouts: Timeouts,
-        first_byte_s: float,
-        is_prompt_counted: bool,
         is_cache_told: bool,
-        wanted: str,
-        threads: FairThreads,
-        on_verdict: Callable[[CallVerdict, str], asyncio.Future[bool] | None],
-        on_contradiction: Callable[[str], None],
-        on_complete: Callable[[ResponseReader], None],
-        on_over: Callable[[], None],
-        waits_there: Callable[[], bool] | None = None,
-        repeats: Callable[[str], bool] = lambda _: False,
-        withheld: Sequence[str] = (),
+        withheld: Sequence[str],
     ) -> None:
-        """`most_tokens`: asked for; `first_byte_s`: timeout of the first content (of a whole answer: byte).
-        `is_prompt_counted`: by the model's tokenizer. `is_cache_told`: the tenant may know cache hits.
-        `wanted`: what the answer must be (`wanted_of`). `threads`: to tokenise long answers. `on_verdict`:
-        called at begin and end, returns the proof of fault (`UpstreamFailed.proof`); `on_contradiction`: see
-        `TokenCount.contradiction`; `on_complete`: with other complete answers; `on_over`: once, when all was
-        read. `waits_there`: whether it waits at the server for its turn or lease; None: no leases. `repeats`:
-        whether a server's words are the client's. `withheld`: secrets in them, such as the key."""
-        self._repeats = repeats
+        """`link`: to the plug-in, if that leases its tokens. `most_tokens`: asked for. `is_cache_told`: the
+        tenant may know cache hits. `withheld`: secrets in the server's words, such as the key."""
+        self._owner = owner
+        self._link = link
         self._withheld = withheld
         self.submit = submit
+        self.wording = wording
         self.most_tokens = most_tokens
         self.answer = answer
         self._loop = asyncio.get_running_loop()
@@ -75,19 +83,12 @@ class OpenAISequence:
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self._lease = LeaseBuffer(submit.lease_tokens)
-        self._completeness = Completeness(wanted)
-        self._replica_id = replica_id
-        self._timeouts = timeouts
-        self._first_byte_s = first_byte_s
-        self._is_prompt_counted = is_prompt_counted
+        self._completeness = Completeness(wanted_of(wording))
+        server = owner.server
+        self._first_byte_s = server.whole_s(most_tokens) if answer.is_whole else server.first_byte_s
+        """Timeout of the first content; of a whole answer: of the first byte."""
         self._is_cache_told = is_cache_told
-        self._threads = threads
         self._counting: asyncio.Task[None] | None = None
-        self._on_verdict = on_verdict
-        self._on_contradiction = on_contradiction
-        self._on_complete = on_complete
-        self._on_over = on_over
-        self._waits_there = waits_there
         self._stop_cause = ""
         """Why the server was asked to end it; empty: it was not."""
         self._is_over = False
@@ -107,7 +108,7 @@ class OpenAISequence:
         """Its reader, or its lease, is so far behind that the server is held up."""
         self._has_first_delta = False
         """The first delta is not taken yet: it goes out before more is read, of which there may be a lot."""
-        self._idle_timeout = IdleTimeout(self._loop, timeouts.connect_s + first_byte_s, self._late)
+        self._idle_timeout = IdleTimeout(self._loop, server.connect_s + self._first_byte_s, self._late)
         self._close_timer: asyncio.TimerHandle | None = None
         self._stop_timer: asyncio.TimerHandle | None = None
 
@@ -131,6 +132,7 @@ class OpenAISequence:
     def top_up(self, lease_tokens: int) -> None:
         self._lease.top_up(lease_tokens)
         self._pass_on()
+        self._link.top_up(self.submit.sequence_id, lease_tokens)
 
     def rests(self, emitted_tokens: int) -> None:
         """The server has emitted so many in all and waits for a longer lease. Its stream may lack some of
@@ -140,13 +142,11 @@ class OpenAISequence:
             self._lease.emitted(emitted_tokens)
             self._pass_on()
 
-    @property
-    def has_failed(self) -> bool:
-        return self._error is not None
-
-    def stopping(self, cause: str) -> None:
-        """The server was asked to end it: waits up to `STOP_S` for its end, with the real count."""
-        if not self._is_over and not self._stop_cause:
+    def stop(self, cause: str) -> None:
+        """Ends it: its plug-in within a step, of which the stream still brings the real count; else here."""
+        if self._is_done or not self._link.cancel(self.submit.sequence_id, cause):
+            self.cancel(cause)
+        elif not self._is_over and not self._stop_cause:
             self._stop_cause = cause
             self._stop_timer = self._loop.call_later(STOP_S, self.cancel, cause)
 
@@ -167,7 +167,7 @@ class OpenAISequence:
         self._status = status
         if status != 200:
             return
-        error = classify.of_head(headers, self.answer.content_type)
+        error = of_head(headers, self.answer.content_type)
         if error is not None:
             self._fail(CallVerdict.FAILED, error)
 
@@ -183,7 +183,7 @@ class OpenAISequence:
         pieces = self.answer.feed(data)
         if pieces or self.answer.has_begun != had_begun:
             # Only content counts: comments, empty events and the later parts of a whole answer bring nothing.
-            self._idle_timeout.wait(self._timeouts.between_s)
+            self._idle_timeout.wait(self._owner.server.between_s)
         self._take(pieces)
         if self.answer.is_overrun:
             self._abort()
@@ -247,7 +247,7 @@ class OpenAISequence:
             self._saw_token()
         if answer.fault is not None:
             self._pass_on()
-            error = classify.of_fault(answer.fault, has_begun=self._has_begun)
+            error = of_fault(answer.fault, has_begun=self._has_begun)
             self._fail(CallVerdict.FAILED, error, str(answer.fault))
         elif answer.is_complete:
             self._complete()
@@ -258,7 +258,7 @@ class OpenAISequence:
         self.last_token_s = self._loop.time()
         if self.first_token_s is None:
             self.first_token_s = self.last_token_s
-            self._on_verdict(CallVerdict.ANSWERS, "")
+            self._owner.verdict(self, CallVerdict.ANSWERS, "")
             if self._connection is not None:
                 self._has_first_delta = True
                 self._connection.pause()
@@ -275,20 +275,18 @@ class OpenAISequence:
 
     async def _count(self) -> None:
         # As many as there are sequences at most: unlike prompts, none is refused.
-        counted = await self._threads.run(self.submit.tenant_id, self.answer.count.final, is_bounded=False)
+        threads = self._owner.threads
+        counted = await threads.run(self.submit.tenant_id, self.answer.count.final, is_bounded=False)
         if not self._is_done:  # cancelled meanwhile
             self._counted(*counted)
 
     def _counted(self, tokens: int, basis: str) -> None:
-        if contradiction := self.answer.count.contradiction:
-            self._on_contradiction(contradiction)
-        elif not self.answer.is_overrun:
-            self._on_complete(self.answer)
+        self._owner.counted(self.answer)
         finish = self.answer.finish
         assert finish is not None
         if finish == "length" and self.most_tokens < self.submit.max_tokens:
             finish = "budget"  # it was asked for less than the client wanted: no more could be held
-        elif finish == "length" and self._waits_there is not None and tokens < self.most_tokens:
+        elif finish == "length" and self._link.has_plugin and tokens < self.most_tokens:
             if not self._stop_cause:
                 self._ended_early()
                 return
@@ -342,8 +340,8 @@ class OpenAISequence:
             self.submit,
             end,
             self.answer.count.usage,
-            replica_id=self._replica_id,
-            is_prompt_counted=self._is_prompt_counted,
+            replica_id=self._owner.server.name,
+            is_prompt_counted=self._owner.tokenize is not None and not self.wording.is_uncountable,
             is_cache_told=self._is_cache_told,
             has_run=has_run,
             first_token_s=None if self.first_token_s is None else self.first_token_s - self.started_s,
@@ -360,17 +358,17 @@ class OpenAISequence:
         return self.answer.has_begun or self._lease.passed_tokens > 0
 
     def _failure(self, code: str, message: str) -> UpstreamFailed:
-        return classify.failure(code, message, has_begun=self._has_begun)
+        return failure(code, message, has_begun=self._has_begun)
 
     def _refused(self) -> None:
-        refused = classify.of_refusal(self._status, self._refusal, *self._withheld)
+        refused = of_refusal(self._status, self._refusal, *self._withheld)
         self._fail(*refused, said_in(self._refusal))
 
     def _fail(self, verdict: CallVerdict, error: Exception, said: str = "") -> None:
         """`said`: the server's words, for the log; left out if they repeat the request."""
         if self._is_over:
             return
-        if said and self._repeats(said):
+        if said and repeats(self.wording, said):
             said = "(words of the request)"
         # The message of a refusal quotes the server.
         reason = (
@@ -392,12 +390,13 @@ class OpenAISequence:
         self._idle_timeout.end()
         if self._stop_timer is not None:
             self._stop_timer.cancel()
-        return self._on_verdict(verdict, reason)
+        return self._owner.verdict(self, verdict, reason)
 
     def _leave(self) -> None:
         if not self._is_done:
             self._is_done = True
-            self._on_over()
+            self._link.over(self.submit.sequence_id, has_outcome=self._error is None)
+            self._owner.over(self)
 
     @property
     def _waiting_bytes(self) -> int:
@@ -408,7 +407,7 @@ class OpenAISequence:
         if self._connection is not None:
             self._connection.pause() if is_full else self._connection.resume()
         if not self._is_over:
-            self._idle_timeout.wait(self._timeouts.between_s)
+            self._idle_timeout.wait(self._owner.server.between_s)
 
     def _read_on(self) -> None:
         if self._connection is not None and not self.is_held_up:
@@ -417,8 +416,8 @@ class OpenAISequence:
     def _late(self) -> None:
         if self._is_over:
             return
-        if self.is_held_up or self._has_first_delta or (self._waits_there and self._waits_there()):
-            self._idle_timeout = IdleTimeout(self._loop, self._timeouts.between_s, self._late)
+        if self.is_held_up or self._has_first_delta or self._link.waits_there(self.submit.sequence_id):
+            self._idle_timeout = IdleTimeout(self._loop, self._owner.server.between_s, self._late)
         elif self.answer.finish is not None:
             self._abort()
             self._complete()  # only the end of the response is missing
@@ -430,7 +429,7 @@ class OpenAISequence:
         else:
             self._fail(
                 CallVerdict.FAILED,
-                self._failure("stalled", f"its answer stood still for {self._timeouts.between_s:g} s"),
+                self._failure("stalled", f"its answer stood still for {self._owner.server.between_s:g} s"),
             )
 
     def _abort(self) -> None:

@@ -7,17 +7,18 @@ checked list is the one piece of the answer; no output token is counted. Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
+from gateway.upstream.answer_parts import Garbage
 from gateway.upstream.base import RequestTask, Wording
 from gateway.upstream.lease_buffer import BufferedChunk
-from gateway.upstream.openai.response import MAX_COUNT, NOT_JSON, Chunk, Garbage, StreamError, Usage, said
+from gateway.upstream.openai.response import MAX_COUNT, NOT_JSON, Chunk, StreamError, Usage, said
+from gateway.upstream.openai.response_reader import WholeResponse
 from gateway.upstream.openai.token_count import TokenCount
 
-MAX_ANSWER_BYTES = 32 * 2**20
 NUMBERS = b"0123456789+-.eE, \t\r\n"
 BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="
 
@@ -50,52 +51,26 @@ class _Scores(msgspec.Struct):
     error: Any = None
 
 
-_vectors = msgspec.json.Decoder(_Vectors)
-_scores = msgspec.json.Decoder(_Scores)
+AnyShape = TypeVar("AnyShape", _Vectors, _Scores)
 
 
-class VectorsResponse:
-    """Implements `ResponseReader` for one JSON body of an endpoint without output tokens."""
+class VectorsResponse(WholeResponse):
+    """Reads the JSON body of an endpoint without output tokens."""
 
-    content_type = "application/json"
-    is_whole = True
-    is_overrun = False
-    finish_word = ""
-    fingerprint = ""
+    max_bytes = 32 * 2**20
 
     def __init__(self, wording: Wording) -> None:
-        self.count = TokenCount(0, None)
-        self.finish: str | None = None
-        self.choice_fields: dict[str, Any] = {}
-        self.is_complete = False
-        self.fault: Exception | None = None
-        self._body = bytearray()
-        if wording.task is RequestTask.EMBED:
-            self._read: Callable[[bytes], tuple[bytes, _VectorUsage | None]] = lambda body: read_vectors(
-                body, len(wording.fields["input"])
-            )
+        super().__init__(TokenCount(0, None))
+        self._wording = wording
+
+    def _read(self, body: bytes) -> Sequence[BufferedChunk]:
+        fields = self._wording.fields
+        if self._wording.task is RequestTask.EMBED:
+            found, usage = read_vectors(body, len(fields["input"]))
         else:
-            self._read = lambda body: read_scores(body, len(wording.fields["documents"]))
-
-    @property
-    def has_begun(self) -> bool:
-        return bool(self._body) or self.is_complete
-
-    def feed(self, data: bytes) -> Sequence[BufferedChunk]:
-        self._body += data
-        if len(self._body) > MAX_ANSWER_BYTES:
-            self.fault = Garbage(f"its answer is larger than {MAX_ANSWER_BYTES} bytes")
-        return ()
-
-    def close(self) -> Sequence[BufferedChunk]:
-        body, self._body = bytes(self._body), bytearray()
-        try:
-            found, usage = self._read(body)
-            if usage is not None:
-                self.count.saw(Chunk(usage=_usage_of(usage)))
-        except (Garbage, StreamError) as error:
-            self.fault = error
-            return ()
+            found, usage = read_scores(body, len(fields["documents"]))
+        if usage is not None:
+            self.count.saw(Chunk(usage=_usage_of(usage)))
         self.finish = "stop"
         self.is_complete = True
         return [BufferedChunk(0, found.decode(), (), len(body))]
@@ -103,11 +78,7 @@ class VectorsResponse:
 
 def read_vectors(body: bytes, inputs: int) -> tuple[bytes, _VectorUsage | None]:
     """The JSON list of `inputs` embeddings, and the server's count. Raises `Garbage`, `StreamError`."""
-    try:
-        found = _vectors.decode(body)
-    except NOT_JSON:
-        raise Garbage("its embeddings are not in OpenAI's shape") from None
-    _require_no_error(found.error)
+    found = _decoded(body, _Vectors, "its embeddings are not in OpenAI's shape")
     data = found.data or []
     if sorted(item.index for item in data) != list(range(inputs)):
         raise Garbage("it did not answer with one embedding for each input")
@@ -119,11 +90,7 @@ def read_vectors(body: bytes, inputs: int) -> tuple[bytes, _VectorUsage | None]:
 
 def read_scores(body: bytes, documents: int) -> tuple[bytes, _VectorUsage | None]:
     """The JSON list of scores, each document at most once, and the count. Raises `Garbage`, `StreamError`."""
-    try:
-        found = _scores.decode(body)
-    except NOT_JSON:
-        raise Garbage("its scores are in no known shape") from None
-    _require_no_error(found.error)
+    found = _decoded(body, _Scores, "its scores are in no known shape")
     results = found.results
     if results is None:
         raise Garbage("it sent no results")
@@ -135,9 +102,14 @@ def read_scores(body: bytes, documents: int) -> tuple[bytes, _VectorUsage | None
     return msgspec.json.encode(results), found.usage
 
 
-def _require_no_error(error: object) -> None:
-    if error is not None:
-        raise StreamError(said(error))
+def _decoded(body: bytes, shape: type[AnyShape], otherwise: str) -> AnyShape:
+    try:
+        found = msgspec.json.decode(body, type=shape)
+    except NOT_JSON:
+        raise Garbage(otherwise) from None
+    if found.error is not None:
+        raise StreamError(said(found.error))
+    return found
 
 
 def _is_vector(raw: bytes) -> bool:

@@ -69,9 +69,6 @@ class ChannelState:
     def num_running(self) -> int:
         return len(self._begun)
 
-    def runs(self, sequence_id: str) -> bool:
-        return sequence_id in self._begun
-
     @property
     def life(self) -> str:
         """Of the server; empty: unknown."""

@@ -12,12 +12,12 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
-from engine.messages import EngineKnobs, Explained, Inventory, Ready, RunningSequence, Submit, TenantShare
+from engine.messages import EngineKnobs, Explained, Inventory, Ready, RunningSequence, Submit
 from engine.scheduling.knobs import turned_options
 from engine.scheduling.options import parsed_options
 from engine.scheduling.policy import make_policy, options_of
@@ -25,6 +25,7 @@ from engine.vllm_plugin.protocol import PROTOCOL_VERSION, About, Exchange, Plugi
 from engine.vllm_plugin.signature import ChannelRefused, decode_report, encode_exchange, sign
 from gateway.upstream.base import UpstreamLost
 from gateway.upstream.vllm_plugin.channel_state import ChannelState
+from gateway.upstream.vllm_plugin.server_link import ServerLink
 from gateway.upstream.vllm_plugin.transport import ChannelFailed, NoPlugin, Transport
 from tenants.storage.task_stop import stop
 
@@ -50,8 +51,10 @@ REASONS = {
 log = logging.getLogger("fairgate.gateway.upstream")
 
 
-class PluginLink:
+class PluginLink(ServerLink):
     """Use from one event loop."""
+
+    has_plugin = True
 
     def __init__(
         self,
@@ -61,25 +64,16 @@ class PluginLink:
         transport: Transport,
         *,
         on_change: Callable[[], None],
-        on_rest: Callable[[str, int], None],
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`key` is shared with the plug-in. `on_change`: it came up, was lost, or holds unread outcomes;
-        `on_rest`: emitted tokens of the sequences that used up their leases, at each report."""
-        self._replica_id = replica_id
+        """`key` is shared with the plug-in. `on_change`: it came up, was lost, or holds unread outcomes."""
+        super().__init__(replica_id)
         self._key = key
         self._transport = transport
         self._on_change = on_change
-        self._on_rest = on_rest
-        self._wall_clock = wall_clock
         self.state = ChannelState(gateway_id, secrets.token_hex(8))
-        self.on_service: Callable[[Mapping[str, TenantShare]], None] = lambda service: None
-        """Called with the service of the steps since the last report, by tenant."""
         self.is_up = False
-        """The last exchange was answered."""
         self.refusal = "its plug-in was not asked yet"
-        """Why it is not used; empty: it is."""
-        self.refusal_code = ""
+        self._on_rest: dict[str, Callable[[int], None]] = {}
         self._ready: tuple[Ready, About, Ready] | None = None
         """The last answer of `ready`, with what it was made of."""
         self._policy: PolicyChoice | None = None
@@ -99,7 +93,6 @@ class PluginLink:
         return None if self.state.report is None else self.state.report.about
 
     def ready(self, ready: Ready) -> Ready:
-        """The server as the monitor knows it, with its policy and its life."""
         about = self.about
         if about is None:
             return ready
@@ -131,31 +124,28 @@ class PluginLink:
             "refused_signatures": dict(report.refused_signatures),
         }
 
-    def runs(self, sequence_id: str) -> bool:
-        """Whether this gateway sent it there and has not read it to its end."""
-        return self.state.runs(sequence_id)
-
     def waits_there(self, sequence_id: str) -> bool:
-        """Whether the sequence waits for its turn or its lease."""
         return self.is_up and self.state.news(sequence_id).state in ("held", "parked", "waiting")
 
     # ------------------------------------------------------------ sequences
 
-    def begin(self, submit: Submit) -> str:
-        """Notes a sequence about to be sent; returns the signed claims for its request."""
+    def begin(self, submit: Submit, on_rest: Callable[[int], None]) -> str:
         if not self.state.num_running:
             self._wake.set()  # the next exchange is due earlier than it was
-        return sign(self.state.begin(submit, self._wall_clock()), self._key)
+        self._on_rest[submit.sequence_id] = on_rest
+        return sign(self.state.begin(submit, time.time()), self._key)
 
     def top_up(self, sequence_id: str, lease_tokens: int) -> None:
         if self.state.top_up(sequence_id, lease_tokens):
             self._wake.set()
 
-    def cancel(self, sequence_id: str, cause: str) -> None:
+    def cancel(self, sequence_id: str, cause: str) -> bool:
         self.state.cancel(sequence_id, cause)
         self._wake.set()
+        return self.is_up
 
     def over(self, sequence_id: str, *, has_outcome: bool) -> None:
+        self._on_rest.pop(sequence_id, None)
         self.state.over(sequence_id, has_outcome=has_outcome)
 
     def acknowledge(self, sequence_ids: Sequence[str]) -> None:
@@ -167,7 +157,7 @@ class PluginLink:
     async def start(self) -> None:
         """Asks once, then regularly."""
         await self.probe()
-        self._task = asyncio.create_task(self._keep_talking(), name=f"plug-in of {self._replica_id}")
+        self._task = asyncio.create_task(self._keep_talking(), name=f"plug-in of {self.replica_id}")
 
     async def close(self) -> None:
         """Sends what is left and ends the channel."""
@@ -211,10 +201,22 @@ class PluginLink:
         options = parsed_options(policy.options)
         return PolicyChoice(policy.name, turned_options(options, knobs, self._own_slots).changed())
 
+    def explain(self) -> Explained:
+        """The active policy and what it is made of, without decisions and steps."""
+        if (about := self.about) is None:
+            return super().explain()
+        try:
+            policy = make_policy(about.policy, options_of(about.options))
+        except ValueError:
+            return Explained(about.policy, {}, options=about.options)
+        described = policy.describe()
+        choices = {decision: described[decision] for decision in ("order", "admit", "compose", "evict")}
+        return Explained(about.policy, choices, options=about.options, decode_slots=about.decode_slots)
+
     async def collect(self, own: Callable[[], Sequence[RunningSequence]], *, adopt: bool) -> Inventory:
         """Everything unaccounted for, as of an exchange that begins now. Raises `UpstreamLost`."""
         await self._answered(adopt=adopt)
-        return self.state.inventory(self._replica_id, own())
+        return self.state.inventory(self.replica_id, own())
 
     # ------------------------------------------------------------ inside
 
@@ -238,7 +240,7 @@ class PluginLink:
             try:
                 await self._exchange()
             except Exception:
-                log.exception("the channel to the plug-in of %s failed; it goes on", self._replica_id)
+                log.exception("the channel to the plug-in of %s failed; it goes on", self.replica_id)
                 await asyncio.sleep(IDLE_EVERY_S)
 
     async def _exchange(self, *, adopt: bool = False) -> bool:
@@ -252,7 +254,7 @@ class PluginLink:
     async def _one_exchange(self, adopt: bool, *, is_last: bool) -> bool:
         self._wake.clear()
         nonce = secrets.token_hex(16)
-        exchange = self.state.exchange(nonce, self._wall_clock(), adopt=adopt)
+        exchange = self.state.exchange(nonce, time.time(), adopt=adopt)
         try:
             frame = await self._transport.ask(encode_exchange(exchange, self._key), ANSWER_S)
             report = decode_report(frame, self._key, nonce)
@@ -262,7 +264,7 @@ class PluginLink:
             if is_last:
                 self._lost("channel", str(error))
         except ChannelRefused as error:
-            log.debug("the plug-in of %s: %s", self._replica_id, error)
+            log.debug("the plug-in of %s: %s", self.replica_id, error)
             self._lost(error.code, _reason(error.code))
         else:
             self._heard(exchange, report)
@@ -277,7 +279,7 @@ class PluginLink:
             about = report.about
             log.info(
                 "%s has Fairgate's plug-in %s in vLLM %s: policy %s, %d slots, %d places%s",
-                self._replica_id,
+                self.replica_id,
                 about.version,
                 about.vllm_version,
                 about.policy,
@@ -286,11 +288,11 @@ class PluginLink:
                 f"; never tried with: {', '.join(about.not_supported)}" if about.not_supported else "",
             )
         if report.policy_refusal and report.policy_refusal != had_refusal:
-            log.error("%s does not take the policy: %.400s", self._replica_id, report.policy_refusal)
+            log.error("%s does not take the policy: %.400s", self.replica_id, report.policy_refusal)
         if report.service:
             self.on_service(report.service)
         for sequence_id, emitted_tokens in self.state.resting().items():
-            self._on_rest(sequence_id, emitted_tokens)
+            self._on_rest[sequence_id](emitted_tokens)
         now_s = time.monotonic()
         has_orphans = bool(self.state.orphans()) and now_s - self._orphans_told_s >= ORPHANS_EVERY_S
         if has_orphans:
@@ -302,21 +304,10 @@ class PluginLink:
 
     def _lost(self, code: str, refusal: str) -> None:
         if refusal != self.refusal:
-            log.warning("upstream %s is not used: %s", self._replica_id, refusal)
+            log.warning("upstream %s is not used: %s", self.replica_id, refusal)
         was_up, self.is_up, self.refusal, self.refusal_code = self.is_up, False, refusal, code
         if was_up:
             self._on_change()
-
-
-def explained(about: About) -> Explained:
-    """The active policy and what it is made of, without decisions and steps."""
-    try:
-        policy = make_policy(about.policy, options_of(about.options))
-    except ValueError:
-        return Explained(about.policy, {}, options=about.options)
-    described = policy.describe()
-    choices = {decision: described[decision] for decision in ("order", "admit", "compose", "evict")}
-    return Explained(about.policy, choices, options=about.options, decode_slots=about.decode_slots)
 
 
 def _reason(code: str) -> str:

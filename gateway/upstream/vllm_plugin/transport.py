@@ -8,7 +8,7 @@ from typing import Protocol
 
 from engine.vllm_plugin.protocol import EXCHANGE_PATH
 from engine.vllm_plugin.signature import MAX_FRAME_BYTES
-from gateway.upstream.http.client import ConnectFailed, FetchFailed, HttpClient
+from gateway.upstream.http.client import HttpClient, HttpFailed
 from gateway.upstream.http.target import ServerAddress
 
 LENGTH_BYTES = 4
@@ -37,7 +37,7 @@ class HttpTransport:
     async def ask(self, frame: bytes, timeout_s: float) -> bytes:
         try:
             status, body = await self._client.post(EXCHANGE_PATH, frame, timeout_s)
-        except (ConnectFailed, FetchFailed) as error:
+        except HttpFailed as error:
             raise ChannelFailed(f"its plug-in does not answer: {error}") from None
         if status in (404, 405) and not body.startswith(b'{"code"'):
             raise NoPlugin

@@ -14,12 +14,11 @@ from engine.forecast.wait.picture import FUTURES, Picture
 from engine.forecast.wait.surface import Surface
 from engine.messages import TIER_RANKS, Ready, RunningSequence, Snapshot
 from engine.scheduling.policy import DEFAULT_POLICY
-from gateway.config import AGEING_S, GatewayConfig
+from gateway.config import GatewayConfig
 from gateway.domain.estimate import Estimate, Times
 from gateway.estimates.estimator import Estimator
 from gateway.estimates.forecast_cache import Size
 from gateway.estimates.overdue import WatchedWait
-from gateway.flow.lanes import LaneRule, long_tokens_of
 from ops.simulate.machines.machines import Machine
 from ops.simulate.pool import Member, PoolObserver, SimulatedPool
 from ops.simulate.traffic.requests import SimulatedRequest
@@ -103,7 +102,7 @@ class CalibratedPool:
     ) -> None:
         """`stopwatch` times replays on the event loop: by default they take nothing, and are due as often as
         may be. `replays_in_s`: what one that begins now takes in the process that replays."""
-        config = GatewayConfig()
+        queue = GatewayConfig().queue_settings(machine.context_tokens)
         self.pool = SimulatedPool(
             policy,
             machine,
@@ -113,13 +112,8 @@ class CalibratedPool:
             declared_tokens=max_tokens,
             flow={
                 "max_queued_per_tenant": 10_000,
-                "ageing_s": [AGEING_S[tier] for tier in Tier],
-                "lanes": LaneRule(
-                    long_tokens_of(machine.context_tokens),
-                    config.long_share_sequences,
-                    config.long_share_kv,
-                    config.batch_share,
-                ),
+                "ageing_s": queue.ageing_s,
+                "lanes": queue.lanes,
             },
         )
         self._max_tokens = max_tokens

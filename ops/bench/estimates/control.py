@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from engine.messages import StepTime
-from gateway.flow.control_rules import REVERSAL_S, ControlMode, Knob, Move
+from gateway.flow.control_rules import REVERSAL_S, ControlMode, Move
 from gateway.flow.deadline_check import LENIENT, STRICT
+from gateway.flow.knobs import Knob
+from gateway.flow.window import WindowRule
 from ops.reporting import table
 from ops.simulate.control.steering import Steering
 from ops.simulate.machines.machines import Machine, profile_machine
-from ops.simulate.pool import LOOKAHEAD_SEQUENCES, SimulatedPool
+from ops.simulate.pool import KV_WINDOW, LOOKAHEAD_SEQUENCES, SimulatedPool
 from ops.simulate.records import Records
 from ops.simulate.slo import SloLimits
 from ops.simulate.traffic.requests import SimulatedRequest, Source
@@ -184,8 +186,8 @@ def served(case: ControlCase, mode: ControlMode, setting: Setting = REST) -> tup
         replicas=case.replicas,
         prefix_caching=case.source.has_prefixes,
         watch=steering.watch if foresees else None,
+        flow={"window": WindowRule(setting.lookahead, KV_WINDOW)},
     )
-    pool.flow.window = replace(pool.flow.window, lookahead_sequences=setting.lookahead)
     pool.run(case.source)
     return pool, steering.moves
 

@@ -20,7 +20,8 @@ from statistics import mean
 from typing import Any
 
 from engine.messages import StepTime
-from gateway.flow.control_rules import ControlMode, Knob
+from gateway.flow.control_rules import ControlMode
+from gateway.flow.knobs import Knob
 from ops.bench.budgets.testbed import Testbed, open_testbed
 from ops.bench.common.load import SEED, LoadClient, admin_call, load_client, server_status
 from ops.bench.common.load_client import poisson_instants

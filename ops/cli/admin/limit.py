@@ -50,7 +50,6 @@ def limit() -> None:
     """
 
 
-SUBJECT_OPTIONS = ("tenant", "platform", *NARROWER)
 EXAMPLE = Limit(
     *("lim_…", "ten_…", SubjectKind.TENANT, "ten_…"),
     *(Meter.TOTAL_TOKENS, 1_000_000, Window.DAY),
@@ -78,9 +77,8 @@ Exit code 3: set, but a gateway has not confirmed it within 5 seconds; "not_in_f
 
 def _set_options() -> list[click.Parameter]:
     """Those of the command's fields; `amount` and `mode` have two options each."""
-    fields = sorted(fields_of(LimitSet), key=lambda one: one.name not in SUBJECT_OPTIONS[:2])
     options: list[click.Parameter] = []
-    for one in fields:
+    for one in fields_of(LimitSet):
         if one.name == "amount":
             whole = click.IntRange(min=0)
             words = "Size of the window, or the concurrency, in the meter's unit. 0 admits nothing."

@@ -137,14 +137,14 @@ async def _check() -> Sequence[dict[str, Any]]:
         try:
             await upstream.probe()
             finding["ok"] = upstream.is_up
-            model = upstream.model
+            context_tokens = upstream.ready.model.context_tokens if upstream.ready else 0
             finding["detail"] = upstream.describe()["refusal"] or (
-                f"serves {server.model}, {model.context_tokens if model else 0} tokens of context, prompts"
+                f"serves {server.model}, {context_tokens} tokens of context, prompts"
                 f" {'counted' if server.tokenizer_dir else 'estimated: no tokenizer_dir'}, prefix cache"
                 f" {upstream.describe()['prefix_cache']}"
             )
             if finding["ok"]:
-                await upstream.try_capabilities()
+                await upstream.monitor.trials.try_all()
                 shown = upstream.describe()
                 refused = cannot(shown)
                 finding["detail"] = "; ".join(
@@ -154,13 +154,13 @@ async def _check() -> Sequence[dict[str, Any]]:
                         *([f"it refuses {refused}"] if refused else []),
                     ]
                 )
-            if finding["ok"] and server.metrics_path and not await upstream.read_metrics():
+            if finding["ok"] and server.metrics_path and not await upstream.monitor.read_metrics():
                 finding |= {
                     "ok": False,
                     "detail": f"{server.metrics_path} is no Prometheus page of a server known here",
                 }
             faults = await faults_of(upstream, renderer) if finding["ok"] else []
-            if finding["ok"] and upstream.has_plugin:
+            if finding["ok"] and upstream.link.has_plugin:
                 await upstream.probe()
                 finding["detail"] = f"{finding['detail']}, {plugin_detail(upstream.describe())}"
                 faults += plugin_faults(upstream.describe(), server.max_concurrent)

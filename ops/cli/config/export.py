@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ops.cli.base import Command, answer
+from ops.cli.base import Command, answer, served_resources
 from ops.cli.config.target import remote_options, target_of
 
 
@@ -28,14 +28,14 @@ def export(url: str | None, key_file: Path | None, schema: bool) -> None:
     """
     import msgspec
 
-    from tenants.config_file.document import Configuration, json_schema
+    from tenants.config_file.document import configuration_type, json_schema
     from tenants.config_file.export import as_yaml
 
     if schema:
         click.echo(json.dumps(json_schema(), indent=2))
         return
     exported = target_of(url, key_file).export()
-    text = as_yaml(msgspec.convert(exported["config"], Configuration))
+    text = as_yaml(msgspec.convert(exported["config"], configuration_type(served_resources())))
     answer(exported, lambda: click.echo(text, nl=False))
     for name in exported["left_out"]:
         click.echo(f"left out: {name}", err=True)

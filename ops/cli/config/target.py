@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ops.cli.administer import actor, administer
-from ops.cli.base import Failure, settings_now
+from ops.cli.base import Failure, served_resources, settings_now
 
 if TYPE_CHECKING:
     from tenants.admin.admin import Admin
@@ -93,8 +93,8 @@ def _administer(
 ) -> dict[str, Any]:
     from gateway.cluster.policy_check import checked_policy
     from tenants.admin.platform.policy import StoredPolicy
+    from tenants.config_file.base import ConfigInvalid
     from tenants.config_file.config_file import ConfigFile
-    from tenants.config_file.document import ConfigInvalid
     from tenants.config_file.plan import PlanTerms
     from tenants.errors import PreconditionFailed
     from tenants.storage.database import open_database
@@ -105,6 +105,7 @@ def _administer(
         settings.tier_multipliers,
         StoredPolicy(policy.name, policy.options.changed()),
         lambda wanted: checked_policy(wanted, policy.options),
+        served_resources(),
     )
 
     async def run(admin: Admin) -> dict[str, Any]:
@@ -173,7 +174,7 @@ class InstalledServer(Installed):
 
 def _refusal(error: dict[str, Any], file: ConfigFileText | None) -> str:
     """What the server refuses, with the line of the file where the error names a place."""
-    from tenants.config_file.document import as_text, place_of
+    from tenants.config_file.base import as_text, place_of
 
     message, place = str(error["message"]), place_of(str(error.get("param") or ""))
     if file is None or not place or place[0] not in file.lines.inside:
@@ -190,7 +191,7 @@ def read_config(path: Path) -> ConfigFileText:
 
     try:
         with path.open("rb") as opened:
-            return read_file(opened.read(MAX_FILE_BYTES + 1))
+            return read_file(opened.read(MAX_FILE_BYTES + 1), served_resources())
     except OSError as error:
         raise Failure(f"{path} cannot be read: {error.strerror}") from None
     except BadFile as error:

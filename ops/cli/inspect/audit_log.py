@@ -48,7 +48,7 @@ def checkpoint() -> None:
 
     async def sign(admin: Admin) -> dict[str, Any]:
         await admin.ledger.digest()
-        made = await admin.audit.log(key).make_checkpoint()
+        made = await admin.transactions.audit_log(key).make_checkpoint()
         return {"size": made.size, "note": made.note, "public_key": str(key.public)}
 
     signed = administer(sign)
@@ -70,7 +70,7 @@ def prove(seq: int, output: Path | None) -> None:
     """
 
     async def found(admin: Admin) -> str:
-        return (await admin.audit.log().prove(seq)).text
+        return (await admin.transactions.audit_log().prove(seq)).text
 
     text = administer(found)
     if output is not None:
@@ -96,7 +96,7 @@ def key(context: click.Context) -> None:
         return
 
     async def found(admin: Admin) -> PublicKey | None:
-        return (await admin.audit.log().state()).public_key
+        return (await admin.transactions.audit_log().state()).public_key
 
     own, known = signing_key(), administer(found)
     if known is None:
@@ -129,7 +129,7 @@ def rotate() -> None:
     who = actor()
 
     async def change(admin: Admin) -> dict[str, Any]:
-        log = admin.audit.log(own)
+        log = admin.transactions.audit_log(own)
         made = await audit_key.change(settings_now().data_dir, who.name, who.origin, log)
         return {"public_key": str(await log.public_key()), "before": str(own.public)} | {
             "size": made.size,
@@ -170,7 +170,7 @@ async def write_log(file: TextIO, admin: Admin, own: SigningKey | None) -> int:
     from tenants.audit.persons import MARK
     from tenants.errors import AuditDamaged, Invalid
 
-    log = admin.audit.log(own)
+    log = admin.transactions.audit_log(own)
     if log.can_sign:
         try:
             await log.make_checkpoint()

@@ -88,7 +88,7 @@ def _verify_database(keys: list[PublicKey], notes: list[str]) -> Verdict:
     own = signing_key()
 
     async def check(admin: Admin) -> Verdict:
-        log = admin.audit.log()
+        log = admin.transactions.audit_log()
         trusted = keys or ([] if own is None else [own.public])
         if not trusted:
             known = await log.public_key()

@@ -15,8 +15,9 @@ import click
 from ops.cli.base import Failure, answer, group, settings_now, wants_json
 from ops.cli.policy.policy_learn import learn
 from ops.cli.policy.policy_live import set_policy, show
-from ops.cli.policy.policy_moves import moves
+from ops.cli.resource_commands import add_to
 from ops.reporting import table
+from tenants.resources.moves import MOVES
 
 if TYPE_CHECKING:
     from engine.messages import StepTime
@@ -504,4 +505,4 @@ def progress_bar(title: str) -> Iterator[Callable[[float], None]]:
 policy.add_command(learn)
 policy.add_command(show)
 policy.add_command(set_policy)
-policy.add_command(moves)
+add_to(policy, MOVES)

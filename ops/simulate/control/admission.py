@@ -74,9 +74,9 @@ class SimulatedAdmission(TargetGate):
         assert self._pool is not None
         pool = self._pool
         by_replica: dict[str, list[InFlight]] = {}
-        for flight in pool.flow.in_flight():
+        for flight in pool.flow.in_flight:
             by_replica.setdefault(flight.replica_id, []).append(flight)
-        window = pool.flow.window
+        window = pool.flow.placement.window
         return [
             EngineLoad(
                 replica_id=member.replica_id,

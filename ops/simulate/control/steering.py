@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from engine.step_time.model import predict_decodes_s
-from gateway.flow.control_rules import Control, ControlMode, Knob, Move, Observation
+from gateway.flow.control_rules import Control, ControlMode, Move, Observation
+from gateway.flow.knobs import Knob
 from gateway.flow.learned.actions import ACTION_BOUNDS
 from gateway.flow.learned.macro_state import Situation
 from gateway.flow.learned.switch import MacroStateSwitch
@@ -162,10 +163,9 @@ def rests_of(pool: SimulatedPool) -> Mapping[Knob, float]:
     """Resting values, by the run's options, of knobs that do not rest where `DEFAULT_BOUNDS` puts them."""
     options = pool.members[0].engine.table.policy.options
     return {
-        Knob.LOOKAHEAD: pool.flow.window.lookahead_sequences,
+        **pool.flow.settings.rests.positions,
         Knob.PARTIAL_PREFILLS: options.max_num_partial_prefills or 1,
         Knob.RESERVE_PERMILLE: options.reserve_permille,
-        Knob.LONG_SHARE: pool.flow.long_share,
     }
 
 
@@ -174,7 +174,7 @@ def situation_of(pool: SimulatedPool) -> Situation:
     flow, now_s = pool.flow, pool.now_s
     return Situation(
         queued_per_place=flow.queued_up_to(NUM_RANKS - 1) / (pool.machine.max_sequences * len(pool.members)),
-        long_at_head=flow.is_long_at_head(now_s),
+        long_at_head=flow.queue.is_long_at_head(now_s),
         kv_share=kv_share(pool),
         trend=flow.arrivals.value(now_s),
     )

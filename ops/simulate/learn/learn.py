@@ -28,10 +28,6 @@ LEAST_RUNS = 4
 MOST_SEED = 1_000_000
 
 
-class BudgetTooSmall(ValueError):
-    """The message says what is needed."""
-
-
 @dataclass(frozen=True, slots=True)
 class LearningOutcome:
     table: LearnedTable
@@ -64,7 +60,7 @@ def learn(
     old: LearnedTable | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> LearningOutcome:
-    """Deterministic. `old`: a table to beat. Raises `TraceTooShort`, `BudgetTooSmall`."""
+    """Deterministic. `old`: a table to beat. Raises `ValueError`: too short a trace, too small a budget."""
     if not 0 <= seed <= MOST_SEED:
         raise ValueError(f"the seed must be between 0 and {MOST_SEED:,}, not {seed}")
     parts = split(name, requests, has_prefixes=has_prefixes)
@@ -76,7 +72,7 @@ def learn(
     surveyed = some_of(parts.learnt_from, int(budget * SURVEY_SHARE))
     least = keep + sum(map(len, surveyed)) + LEAST_RUNS * SEEDS_A_SEARCH * max(map(len, surveyed))
     if budget < least:
-        raise BudgetTooSmall(
+        raise ValueError(
             f"{name}: a budget of {budget:,} simulated requests is too small for pieces of"
             f" {parts.piece_s:g} s: at least {least:,} are needed (--budget)"
         )

@@ -18,10 +18,6 @@ JITTER_S = 1.0
 """Seeds move arrivals by at most this, either way."""
 
 
-class TraceTooShort(ValueError):
-    """Too short to hold anything out; the message states the needed length."""
-
-
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Requests of one piece of a stretch, from its beginning; implements `Source`."""
@@ -55,14 +51,14 @@ class Split:
 
 
 def split(name: str, requests: Sequence[SimulatedRequest], *, has_prefixes: bool = False) -> Split:
-    """Raises `TraceTooShort`, and ValueError for more requests than `MOST_REQUESTS`."""
+    """Raises `ValueError` for a trace too short to hold anything out, or of more than `MOST_REQUESTS`."""
     if len(requests) > MOST_REQUESTS:
         raise ValueError(
             f"{name}: more than {MOST_REQUESTS:,} requests; take fewer days (--days), or cut the trace"
         )
     span_s = requests[-1].arrival_s - requests[0].arrival_s if requests else 0.0
     if span_s < LEAST_STRETCHES * SHORTEST_S or len(requests) < LEAST_REQUESTS:
-        raise TraceTooShort(
+        raise ValueError(
             f"{name}: {len(requests):,} requests over {span_s:,.0f} s are too few to hold any out: at least"
             f" {LEAST_REQUESTS:,} requests over {LEAST_STRETCHES * SHORTEST_S:g} s are needed; take a longer"
             " trace, or more days (--days)"
@@ -84,7 +80,7 @@ def split(name: str, requests: Sequence[SimulatedRequest], *, has_prefixes: bool
         half = stretches.index(number // pieces_a_stretch) % 2
         halves[half].append(Piece(number, f"{name} from {number * piece_s:g} s", tuple(part), has_prefixes))
     if len(stretches) < LEAST_STRETCHES:
-        raise TraceTooShort(
+        raise ValueError(
             f"{name}: requests came in {len(stretches)} of its stretches of {stretch_s:g} s, and"
             f" {LEAST_STRETCHES} are needed; take a longer trace, or more days (--days)"
         )

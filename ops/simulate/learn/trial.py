@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.scheduling.options import PolicyOptions
+from gateway.config import GatewayConfig
 from gateway.flow.control_rules import ControlMode
-from gateway.flow.lanes import LaneRule, long_tokens_of
 from gateway.flow.learned.macro_state import NUM_STATES, Situation
 from gateway.flow.learned.table_file import LearnedTable
 from ops.simulate.control.steering import Steering
@@ -21,8 +21,6 @@ from ops.simulate.run import Scenario, served_pool
 from ops.simulate.slo import SloLimits
 
 NO_LOOKS = (0,) * NUM_STATES
-LONG_SHARE = 0.5
-"""Of a replica, for the long lane: a gateway's default."""
 POLICY = "hybrid"
 """Whose choices a learned policy makes, and what it is compared with."""
 
@@ -51,7 +49,7 @@ class LearningSetup:
 
 def queue_as_served(machine: Machine) -> Mapping[str, Any]:
     """Options of the queue in front of such a machine: a gateway's defaults."""
-    return {"lanes": LaneRule(long_tokens_of(machine.context_tokens), LONG_SHARE, LONG_SHARE)}
+    return {"lanes": GatewayConfig().queue_settings(machine.context_tokens).lanes}
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,30 +23,26 @@ MOST_BYTES = 1 << 20
 MOST_STEP_S = 60.0
 
 
-class BadProfile(ValueError):
-    """The file is no profile; the message says what is wrong with which field."""
-
-
 def read_profile(path: Path, defaults: Mapping[str, int] = DEFAULT_SIZES, **sizes: int | None) -> Machine:
-    """Given `sizes` precede the file's, these precede `defaults`. Raises `BadProfile`."""
+    """Given `sizes` precede the file's, these precede `defaults`. Raises `ValueError`."""
     try:
         with path.open("rb") as file:
             content = json.loads(file.read(MOST_BYTES))
     except (OSError, ValueError) as error:
-        raise BadProfile(f"{path}: cannot be read as JSON ({error})") from None
+        raise ValueError(f"{path}: cannot be read as JSON ({error})") from None
     if not isinstance(content, dict):
-        raise BadProfile(f"{path}: must be a JSON object")
+        raise ValueError(f"{path}: must be a JSON object")
     step_time = content.get("step_time", content)
     if not isinstance(step_time, dict):
-        raise BadProfile(f"{path}: step_time must be an object")
+        raise ValueError(f"{path}: step_time must be an object")
     if "coefficients" in step_time:
         try:
             step_time = dict(zip(COEFFICIENTS, _coefficients(step_time), strict=True))
         except ValueError as error:
-            raise BadProfile(f"{path}: {error}") from None
+            raise ValueError(f"{path}: {error}") from None
     base_s, per_token_s, context_s, sequence_s = [_seconds(path, step_time, name) for name in COEFFICIENTS]
     if not base_s + per_token_s > 0:
-        raise BadProfile(f"{path}: base_s or per_token_s must be above 0")
+        raise ValueError(f"{path}: base_s or per_token_s must be above 0")
     chosen = {
         name: sizes.get(name) or _whole(path, content, name, default) for name, default in defaults.items()
     }
@@ -63,12 +59,12 @@ def _coefficients(learned: dict[str, Any]) -> list[float]:
 def _seconds(path: Path, content: dict[str, Any], name: str) -> float:
     value = content.get(name)
     if not isinstance(value, int | float) or not math.isfinite(value) or not 0 <= value <= MOST_STEP_S:
-        raise BadProfile(f"{path}: {name} must be between 0 and {MOST_STEP_S:g} seconds, not {value!r}")
+        raise ValueError(f"{path}: {name} must be between 0 and {MOST_STEP_S:g} seconds, not {value!r}")
     return float(value)
 
 
 def _whole(path: Path, content: dict[str, Any], name: str, default: int) -> int:
     value = content.get(name, default)
     if not isinstance(value, int) or value < 1:
-        raise BadProfile(f"{path}: {name} must be a whole number of at least 1, not {value!r}")
+        raise ValueError(f"{path}: {name} must be a whole number of at least 1, not {value!r}")
     return value

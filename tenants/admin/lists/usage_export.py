@@ -11,7 +11,7 @@ from tenants.admin.cursor import MAX_PAGE
 from tenants.admin.lists.usage import UsageActs, UsageAsked, UsagePage
 from tenants.admin.transaction import Transactions
 from tenants.directory.names import SHOWN
-from tenants.errors import Invalid, Overloaded
+from tenants.errors import DatabaseUnavailable, Invalid
 from tenants.usage.export import FOCUS_COLUMNS, FORMATS, GROUPS_EXPORTED, text_of
 from tenants.usage.read import COLUMNS
 from tenants.usage.sums import AMOUNTS
@@ -47,7 +47,9 @@ async def _texts(
 async def _page(transactions: Transactions, asked: UsageAsked, cursor: str | None) -> UsagePage:
     page = await UsageActs(transactions).read(asked, cursor=cursor, limit=MAX_PAGE)
     if not page.includes_unfolded:
-        raise Overloaded("usage is still being added up, and a file would lack some: repeat it in a minute")
+        raise DatabaseUnavailable(
+            "usage is still being added up, and a file would lack some: repeat it in a minute"
+        )
     return page
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from tenants.admin.admin import Admin
 from tenants.admin.cursor import MAX_PAGE
-from tenants.admin.lists.flow import EngineRow, FlowRow
 from tenants.counts.minute_store import HOUR_US, MINUTE_US
 from tenants.directory.directory import Directory
 from tenants.directory.records import from_us
+from tenants.resources.minutes import ENGINES, FLOW, EngineQuery, EngineRow, FlowQuery, FlowRow
+from tenants.resources.reading import read_page
 
 MOST_TENANTS = 50
 
@@ -87,9 +88,9 @@ def hour_rows(rows: Iterable[FlowRow], names: Mapping[str, str]) -> tuple[HourRo
 
 
 async def read_past_hour(admin: Admin, directory: Directory, now_us: int) -> dict[str, Any]:
-    engines = await admin.flow.page_engines(limit=MAX_PAGE)
+    engines = await read_page(admin, ENGINES, EngineQuery(), limit=MAX_PAGE)
     since = from_us(now_us // HOUR_US * HOUR_US).isoformat()
-    flow = await admin.flow.page(window="hour", since=since, limit=MAX_PAGE)
+    flow = await read_page(admin, FLOW, FlowQuery(window="hour", since=since), limit=MAX_PAGE)
     ids = {row.key.tenant_id for row in flow.rows}
     names = {
         tenant_id: tenant.name for tenant_id in ids if (tenant := directory.tenant(tenant_id)) is not None

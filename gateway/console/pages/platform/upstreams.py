@@ -28,9 +28,10 @@ from gateway.routes.views.upstreams_view import (
 from gateway.upstream.base import Upstream
 from tenants.admin.commands import ReplicaDrain
 from tenants.admin.cursor import MAX_PAGE
-from tenants.admin.lists.flow import EngineRow
 from tenants.counts.minute_store import EngineMinute
 from tenants.people.roles import Act
+from tenants.resources.minutes import ENGINES, EngineQuery, EngineRow
+from tenants.resources.reading import read_page
 
 PATH = "/console/upstreams"
 ONE = f"{PATH}/{{replica:str}}"
@@ -123,7 +124,7 @@ async def upstreams_page(request: Request) -> Response[str]:
 async def _shown(request: Request, problem: FormProblem | None = None) -> Response[str]:
     gateway, visit = gateway_of(request), visit_of(request)
     shown = await upstreams_of(gateway)
-    hour = (await gateway.deps.admin.flow.page_engines(limit=MAX_PAGE)).rows
+    hour = (await read_page(gateway.deps.admin, ENGINES, EngineQuery(), limit=MAX_PAGE)).rows
     minutes, live = last_minutes(hour), _live(request)
     pools = [
         pool

@@ -24,11 +24,12 @@ from gateway.routes.context import gateway_of
 from gateway.routes.views.policy_view import policy_of, tenant_names
 from gateway.routes.views.status_view import models_of
 from tenants.admin.audit import AuditRow
-from tenants.admin.lists.audit import AuditQuery
-from tenants.admin.lists.moves import MoveQuery
 from tenants.directory.records import to_us
 from tenants.errors import Invalid
 from tenants.people.roles import Act
+from tenants.resources.audit import AUDIT, AuditQuery
+from tenants.resources.moves import MOVES, MoveQuery
+from tenants.resources.reading import read_page
 from tenants.types import Tier, Window
 
 PATH = "/console/policy"
@@ -157,8 +158,8 @@ async def _shown(
     visit, gateway = visit_of(request), gateway_of(request)
     deps = gateway.deps
     began_us = round((deps.wall_clock() - deps.clock()) * 1e6)
-    changes = await deps.admin.audit.read(AuditQuery(act="policy"), limit=MOST_CHANGES)
-    moves = await deps.admin.moves.read(MoveQuery(), limit=MOST_MOVES)
+    changes = await read_page(deps.admin, AUDIT, AuditQuery(act="policy"), limit=MOST_CHANGES)
+    moves = await read_page(deps.admin, MOVES, MoveQuery(), limit=MOST_MOVES)
     controls = {name: model["control"] for name, model in models_of(gateway)["pools"].items()}
     logs = {
         name: list(pool.flow.log.since(pool.flow.log.next_index - LOOKED_AT, LOOKED_AT))

@@ -24,7 +24,8 @@ from gateway.routes.admin.config import file_of
 from gateway.routes.context import gateway_of
 from tenants.admin.platform.policy import StoredPolicy
 from tenants.admin.transaction import etag_of
-from tenants.config_file.document import ConfigInvalid, ConfigPolicy, Configuration
+from tenants.config_file.base import ConfigInvalid
+from tenants.config_file.document import ConfigPolicy, Configuration
 from tenants.config_file.export import as_yaml
 from tenants.config_file.steps import ConfigPlan, ConfigStep, stored
 from tenants.errors import Invalid, NotFound, PreconditionFailed
@@ -138,7 +139,7 @@ async def apply(request: Request, run: FromPath[str]) -> Response[str]:
         effects=effects_of(
             plan,
             waiting=sum(len(flow) for flow in flows),
-            running=sum(flow.num_in_flight for flow in flows),
+            running=sum(len(flow.in_flight) for flow in flows),
             replicas=shown.asked.replicas,
         ),
         action=f"{RUNS}/{shown.run_id}/apply",

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 
 from gateway.domain.what_if import WhatIfAsked
 from tenants.admin import validation
-from tenants.config_file.document import ConfigInvalid, ConfigLimit
+from tenants.config_file.base import ConfigInvalid
+from tenants.config_file.document import ConfigLimit
 from tenants.config_file.plan_limits import limit_in_file
 from tenants.errors import Invalid
 from tenants.types import Meter, Window

@@ -17,11 +17,11 @@ from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of
 from tenants.admin.admin import Admin
-from tenants.admin.lists.flow import FlowRow
 from tenants.admin.lists.usage import UsageAsked, UsagePage
 from tenants.directory.records import tier_names
 from tenants.people.roles import Act
 from tenants.resources.limits import LIMITS, LimitQuery
+from tenants.resources.minutes import FLOW, FlowQuery, FlowRow
 from tenants.resources.reading import read_page
 from tenants.usage.sums import AMOUNTS
 
@@ -69,7 +69,7 @@ async def tenant_page(request: Request, tenant: FromPath[str]) -> Response[str]:
     total = await admin.usage.read(UsageAsked(tenant=name))
     by_key = await admin.usage.read(UsageAsked(tenant=name, group_by="key"), limit=MOST_GROUPS)
     by_model = await admin.usage.read(UsageAsked(tenant=name, group_by="model"), limit=MOST_GROUPS)
-    flow = await admin.flow.page(window="hour", tenant=name, limit=1_000)
+    flow = await read_page(admin, FLOW, FlowQuery(window="hour", tenant=name), limit=1_000)
     slos = await admin.slos.report(name)
     live = await in_flight(request, owner.tenant_id)
     rows = await rows_of_tenant(request, owner, limits.rows, shows_reasons=person.may(Act.READ_PLATFORM))

@@ -101,22 +101,14 @@ if not meta.epoch or meta.busy == '1' or ARGV[7] == 'any' or ARGV[7] == meta.epo
 end
 redis.call('HSET', K.meta, 'busy', '1')
 
--- Where the control loop has its knobs; none once the gateway that decides has been silent for too long.
-local knobs = meta.knobs and cmsgpack.unpack(meta.knobs) or {until_us = 0}
-if knobs.until_us < now_us then
-  knobs = {}
-end
-
--- The gateways' settings, where no knob says otherwise.
+-- The rule with its knobs (QueueKnobs) where the control loop has them, not where they rest. They rest again once the
+-- gateway that decides has been silent for too long.
 local function turned(settings)
-  settings.lookahead_sequences = knobs.lookahead or settings.lookahead_sequences
-  settings.batch_share = knobs.batch_share or settings.batch_share
-  -- The settings' share of sequences brings the one of the KV cache back with it (FlowController.long_share).
-  if knobs.long_share and knobs.long_share ~= settings.share_sequences then
-    settings.share_sequences, settings.share_kv = knobs.long_share, knobs.long_share
-  end
-  for i = 1, TIERS do
-    settings.ageing_s[i] = settings.ageing_s[i] * (knobs.ageing or 1)
+  local turns = meta.knobs and cmsgpack.unpack(meta.knobs) or {until_us = 0}
+  if turns.until_us >= now_us then
+    for name in pairs(settings.knobs) do
+      settings.knobs[name] = turns[name] or settings.knobs[name]
+    end
   end
   return settings
 end

@@ -4,7 +4,7 @@ local NEVER = 0
 
 -- When a request of `tier` leaves band `band` for the one above; nil: never. A braked tier does not age.
 local function moves_up_s(ticket, band)
-  local ageing_s = rule.ageing_s[ticket.tier + 1]
+  local ageing_s = rule.ageing_s[ticket.tier + 1] * rule.knobs.ageing
   local ages = band > 0 and ageing_s ~= NEVER and not is_braked(ticket.tier)
   return ages and ticket.arrived_us / 1000000 + (ticket.tier - band + 1) * ageing_s or nil
 end
@@ -32,7 +32,7 @@ end
 
 -- The knob of ageing has turned: from now on all that wait go by it. What has moved up stays.
 local function follow_ageing()
-  local factor = string.format('%.17g', knobs.ageing or 1)
+  local factor = string.format('%.17g', rule.knobs.ageing)
   if factor == (meta.ageing or '1') then
     return
   end

@@ -37,10 +37,9 @@ local function window_has_room(replica, ticket, rank, kept, is_owed, is_promised
   if kept and rank >= kept.rank then
     sequences, kv = sequences + kept.sequences, kv + kept.kv
   end
-  local places, most_kv = replica.max_sequences + rule.lookahead_sequences, replica.kv_tokens * rule.kv_window
-  if is_promised then
-    places = replica.max_sequences + promised.lookahead_sequences
-  elseif knobs.batch_cap and knobs.batch_cap < 1 then
+  local knobs = is_promised and promised.knobs or rule.knobs
+  local places, most_kv = replica.max_sequences + knobs.lookahead, replica.kv_tokens * rule.kv_window
+  if knobs.batch_cap < 1 then
     places = math.max(1, math.floor(replica.max_sequences * knobs.batch_cap))
   end
   if is_owed and replica.pauses then
@@ -109,9 +108,11 @@ end
 
 -- LaneRule.has_room (gateway/flow/lanes.py), by the knobs or by the settings.
 local function lane_has_room(settings, replica, ticket, rank, sequences, kv)
-  local of_sequences, of_kv = settings.share_sequences, settings.share_kv
+  local of_sequences, of_kv = settings.knobs.long_share, settings.share_kv
   if rank >= TIERS - 1 then
-    of_sequences, of_kv = settings.batch_share, settings.batch_share
+    of_sequences, of_kv = settings.knobs.batch_share, settings.knobs.batch_share
+  elseif of_sequences ~= promised.knobs.long_share then
+    of_kv = of_sequences
   end
   return (of_sequences == 1
       or sequences + ticket.sequences <= math.max(1, math.floor(replica.max_sequences * of_sequences)))
@@ -162,7 +163,7 @@ end
 -- MAX_IMBALANCE (times the knob) more of its places in use than the emptiest; of equals the least loaded.
 local MAX_IMBALANCE = 0.5
 local function best_of(roomy, ticket, rank)
-  local scores, emptiest, weight = {}, nil, knobs.prefix_weight or 1
+  local scores, emptiest, weight = {}, nil, rule.knobs.prefix_weight
   for i, replica in ipairs(roomy) do
     scores[i] = least_loaded(replica, rank)
     emptiest = math.min(emptiest or scores[i][1], scores[i][1])

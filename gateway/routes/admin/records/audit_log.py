@@ -1,9 +1,8 @@
-"""Admin routes of the audit: its rows, and for auditors its hashed entries, checkpoints and proofs."""
+"""Admin routes of the audit as a log, for auditors: hashed entries, checkpoints and proofs."""
 
 from __future__ import annotations
 
 import base64
-import re
 from typing import Any
 
 from litestar import Response, get
@@ -11,59 +10,12 @@ from litestar.params import FromQuery
 
 from gateway import errors
 from gateway.http.asgi import Request
-from gateway.routes.admin.common import PAGED, READ, paged
-from gateway.routes.context import admin_of, gateway_of, json_response
-from gateway.routes.openapi_fields import between, form, one_of
-from tenants.admin.audit import MAX_TEXT, AuditRow
-from tenants.admin.cursor import DEFAULT_PAGE, PAGES, SHORT_PAGES
-from tenants.admin.lists.audit import KINDS, AuditQuery
+from gateway.routes.admin.common import READ
+from gateway.routes.context import gateway_of, json_response
+from gateway.routes.openapi_fields import between
 from tenants.audit.checkpoints import StoredCheckpoint
 from tenants.audit.log import MAX_ENTRIES
 from tenants.directory.records import from_us
-
-ORDERS = ("newest", "oldest")
-ACTS = form(re.compile(rf"({'|'.join(KINDS)})(\.[!-~]+)?"), MAX_TEXT)
-
-
-@get(
-    "/admin/v1/audit",
-    opt=PAGED | {"parameters": PAGED["parameters"] | {"order": one_of(ORDERS), "act": ACTS}},
-    summary="The audit log: every admin act, its actor, and what was there before and after",
-    description="Filters: `actor` (`cli:root`, `person:ada`, or only `cli`), `subject` (an id, or a name of a"
-    " tenant, project or key; `tenant:acme` is one kind), `act` (`tenant.suspend`, or only `tenant`),"
-    " `tenant` (rows of all that is its), `since` and `until` (instants with a time zone; the second is"
-    f" exclusive). `order`: newest (first) or oldest. {PAGES} {SHORT_PAGES} Kinds: {', '.join(KINDS)}. Rows"
-    " hold no secret; of a person who was erased they show `erased person`. `request_id` and `trace_id` are"
-    " those of the request that made the row.",
-)
-async def list_audit(
-    request: Request,
-    actor: FromQuery[str | None] = None,
-    subject: FromQuery[str | None] = None,
-    act: FromQuery[str | None] = None,
-    tenant: FromQuery[str | None] = None,
-    since: FromQuery[str | None] = None,
-    until: FromQuery[str | None] = None,
-    order: FromQuery[str] = "newest",
-    cursor: FromQuery[str | None] = None,
-    limit: FromQuery[int] = DEFAULT_PAGE,
-) -> Response[bytes]:
-    if order not in ORDERS:
-        raise errors.bad_request(
-            f"Invalid 'order': '{order[:64]}' is not one of {', '.join(ORDERS)}.", "order"
-        )
-    query = AuditQuery(
-        actor=actor,
-        subject=subject,
-        act=act,
-        tenant=tenant,
-        since=since,
-        until=until,
-        order="oldest" if order == "oldest" else "newest",
-    )
-    page = await admin_of(request).audit.read(query, cursor=cursor, limit=limit)
-    return await paged(request, page, AuditRow.as_json)
-
 
 MAX_SEQ = 2**53
 SEQ = between(0, MAX_SEQ)
@@ -162,7 +114,6 @@ def _within(name: str, value: int, lowest: int, highest: int) -> None:
 
 
 HANDLERS = [
-    list_audit,
     show_audit_log,
     list_audit_entries,
     list_audit_checkpoints,

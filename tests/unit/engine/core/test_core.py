@@ -445,7 +445,7 @@ def test_the_policy_can_be_changed_by_name() -> None:
     replica.core.set_policy("fcfs", PolicyOptions(slots=7, max_displacements=1))
     assert replica.core.policy == "fcfs"
     assert replica.core.explain().options == {"slots": 7, "max_displacements": 1}
-    assert replica.core.table.max_displacements == 1
+    assert replica.core.table.policy.options.max_displacements == 1
     with pytest.raises(UnknownPolicy, match=r"no policy .lottery.; there are"):
         replica.core.set_policy("lottery")
     assert replica.core.policy == "fcfs"

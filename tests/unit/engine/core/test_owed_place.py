@@ -127,7 +127,7 @@ def pauses_by_share(outcomes: dict[str, SequenceOutcome], name: str) -> int:
 
 def test_a_sequence_loses_its_place_that_way_only_so_often_without_its_tokens_between() -> None:
     engine = full()
-    most = engine.core.table.max_displacements
+    most = engine.core.table.policy.options.max_displacements
     outcomes: dict[str, SequenceOutcome] = {}
     for number in range(12):
         engine.submit(submit(f"light {number}", "light", 10**9 + number, is_owed=True, max_tokens=2))
@@ -157,7 +157,7 @@ def test_a_long_flood_does_not_become_immune_against_newcomers() -> None:
         # One newcomer after another in every `SET_BACK_TOKENS` steps.
         for _ in range(SET_BACK_TOKENS):
             outcomes |= step(engine)
-    assert len(waits) > engine.core.table.max_displacements + 2
+    assert len(waits) > engine.core.table.policy.options.max_displacements + 2
     assert set(waits[:-1]) == {1}
 
 

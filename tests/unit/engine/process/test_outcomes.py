@@ -72,13 +72,15 @@ def test_a_sequence_may_start_only_if_its_outcome_will_find_room() -> None:
 
 def test_what_an_earlier_engine_left_counts_down_to_nothing() -> None:
     store = OutcomeStore()
-    store.restore([HeldOutcome("gateway-a", outcome("one")), HeldOutcome("gateway-b", outcome("two"))])
+    left = [HeldOutcome("gateway-a", outcome("one")), HeldOutcome("gateway-b", outcome("two"))]
+    settled: list[int] = []
+    store.restore(left, lambda: settled.append(len(store)))
     store.keep("gateway-a", outcome("three"))
-    assert store.num_restored == 2
-    store.acknowledge("gateway-a", ["one", "three"])
-    assert store.num_restored == 1
+    store.acknowledge("gateway-a", ["one"])
+    assert settled == []
     store.acknowledge("gateway-b", ["two"])
-    assert store.num_restored == 0
+    store.acknowledge("gateway-a", ["three"])
+    assert settled == [1], "once, when the last one of the earlier engine is settled"
 
 
 def test_restoring_loses_nothing_even_beyond_the_bound() -> None:

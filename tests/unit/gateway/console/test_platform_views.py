@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.console.formats import without_password
-from gateway.console.pages.platform.audit_view import MAX_SHOWN, FieldChange, as_stored, changes
 from gateway.console.pages.platform.settings import chosen, grouped
 from gateway.console.pages.platform.upstreams import (
     MOST_LINES,
@@ -16,26 +15,8 @@ from gateway.console.pages.platform.upstreams import (
     replica_row,
 )
 from gateway.deps import ShownSetting
-from tenants.admin.lists.flow import EngineRow
 from tenants.counts.minute_store import MINUTE_US, EngineKey, EngineMinute
-
-
-def test_only_fields_that_changed_are_shown_also_within_others() -> None:
-    before = {"name": "a", "weight": 1.0, "labels": {"team": ["x"], "env": ["p"]}, "gone": None}
-    after = {"name": "a", "weight": 2.0, "labels": {"team": ["x", "y"], "env": ["p"]}, "new": True}
-    assert changes(before, after) == [
-        FieldChange("weight", "1.0", "2.0"),
-        FieldChange("labels.team", '["x"]', '["x","y"]'),
-        FieldChange("gone", "null", None),
-        FieldChange("new", None, "true"),
-    ]
-    assert changes({"labels": {}}, {"labels": {"team": ["x"]}}) == [FieldChange("labels.team", None, '["x"]')]
-    assert changes(None, {"name": "a"}) == [FieldChange("name", None, "a")]
-    assert changes({"name": "a"}, None) == [FieldChange("name", "a", None)]
-    assert changes(None, None) == []
-    [long] = changes({}, {"text": "x" * 500})
-    assert long.after == "x" * MAX_SHOWN + "…"
-    assert (as_stored(None), as_stored({"a": 1.0})) == ("", '{"a":1.0}')
+from tenants.resources.minutes import EngineRow
 
 
 def shown(**more: Any) -> dict[str, Any]:

@@ -59,10 +59,6 @@ class StillEngine:
         self.ready: Ready | None = Ready("a", info, "vtc", 16, 4096, 8, 512, 1)
         self.snapshot: Snapshot | None = None
 
-    @property
-    def model(self) -> ModelInfo | None:
-        return None if self.ready is None else self.ready.model
-
     def watch(self, on_change: Callable[[], None]) -> None: ...
 
     def listen(self, on_service: OnService) -> None: ...
@@ -137,7 +133,7 @@ def test_the_wait_grows_with_the_queue_and_a_higher_tier_waits_less() -> None:
     assert bench.wait_s(0.0) == 0.0
     bench.enqueue(10)
     bench.dispatch()
-    assert bench.flow.num_in_flight == 10
+    assert len(bench.flow.in_flight) == 10
     bench.enqueue(20, tenant="me")
     after_20 = bench.wait_s(100.0)
     bench.enqueue(80, tenant="me")
@@ -273,7 +269,7 @@ def test_a_surface_is_replayed_for_a_refusal_only_where_requests_have_left() -> 
     long_s = bench.wait_s(0.0)
     cache = bench.estimates.forecast_cache
     assert not cache.renew(0.01), "it is as it was"
-    for ticket in list(bench.flow.tickets())[50:]:
+    for ticket in list(bench.flow.queue.tickets())[50:]:
         bench.flow.cancel(ticket.entry.entry_id, 0.02)
     assert bench.wait_s(0.02) < 0.6 * long_s, "between two replays an estimate goes by the last one"
     assert (cache.replays, cache.renew(0.03), cache.replays) == (1, True, 2)
@@ -366,7 +362,7 @@ def test_an_idle_server_tells_no_wait_however_little_time_there_is_for_a_replay(
     bench.enqueue(20, tenant="me")
     before = bench.wait_s(0.0, Tier.BATCH)
     assert before > 0, "and the next replay is 2.4 s away"
-    for entry_id in [ticket.entry.entry_id for ticket in bench.flow.tickets()]:
+    for entry_id in [ticket.entry.entry_id for ticket in bench.flow.queue.tickets()]:
         bench.flow.cancel(entry_id, 0.01)
 
     def told_s() -> float:
@@ -375,7 +371,7 @@ def test_an_idle_server_tells_no_wait_however_little_time_there_is_for_a_replay(
         return bench.estimates.offers(MODEL, "me", 1.0, [Tier.BATCH], SIZE, 0.01)[Tier.BATCH].wait_s[0]
 
     assert told_s() >= before, "some still run"
-    for flight in list(bench.flow.in_flight()):
+    for flight in list(bench.flow.in_flight):
         bench.flow.finish(flight.ticket.entry.entry_id, 100, 10, 0.01)
     replays = bench.estimates.forecast_cache.replays
     assert [told_s(), told_s()] == [0.0, 0.0]
@@ -512,7 +508,7 @@ def test_what_flies_is_taken_as_the_engine_last_reported_it() -> None:
     bench = Bench()
     bench.enqueue(2)
     bench.dispatch()
-    first, second = bench.flow.in_flight()
+    first, second = bench.flow.in_flight
     ids = [first.ticket.entry.entry_id, second.ticket.entry.entry_id]
     running = [
         RunningSequence(f"{ids[0]}.0", ids[0], "other", 1, "running", 100, 129, 30, 300, 80),
@@ -551,14 +547,14 @@ def test_waits_follow_the_lengths_that_the_engine_foresees_of_what_runs() -> Non
             bench.estimates.lengths.observe("other", MODEL, 80)
         bench.enqueue(10)
         bench.dispatch()
-        for flight in list(bench.flow.in_flight()):
+        for flight in list(bench.flow.in_flight):
             name = flight.ticket.entry.entry_id
             bench.flow.progress(name, 1, 1)
             if foreseen is not None:
                 bench.flow.foresee(name, (foreseen, foreseen + 1), 0.0)
         running = [
             RunningSequence(f"{name}.0", name, "other", 1, "running", 100, 101, 1, 300, 80)
-            for name in (flight.ticket.entry.entry_id for flight in bench.flow.in_flight())
+            for name in (flight.ticket.entry.entry_id for flight in bench.flow.in_flight)
         ]
         bench.engine.snapshot = Snapshot("a", 9, 1.0, running, [], 1, 0, 1, 2, PRIOR)
         bench.enqueue(1)

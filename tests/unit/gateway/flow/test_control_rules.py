@@ -9,15 +9,13 @@ from hypothesis import strategies as st
 from gateway.flow.control_rules import (
     ADMISSION_REVERSAL_S,
     BURSTS_S,
-    DEFAULT_BOUNDS,
     REVERSAL_S,
-    Bounds,
     Control,
     ControlMode,
-    Knob,
     Observation,
 )
 from gateway.flow.deadline_check import FIRM, LENIENT
+from gateway.flow.knobs import DEFAULT_BOUNDS, Bounds, Knob
 
 EVERY_S = 5.0
 

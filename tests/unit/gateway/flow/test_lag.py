@@ -102,7 +102,7 @@ def test_a_tenant_with_nothing_under_way_was_idle_once_the_others_had_as_much_as
     assert house.flow.cancel(last, float(house.number))
     house.counters.charge("flood", 1.0, 1)
     house.arrive("light")
-    assert house.flow.dispatched.ahead.of("flood") == PLACES * COST * COUNTER_SCALE
+    assert house.flow.in_flight.ahead.of("flood") == PLACES * COST * COUNTER_SCALE
     assert house.stands("flood") - house.stands("light") == pytest.approx(PLACES * COST)
 
 
@@ -148,7 +148,7 @@ def test_who_is_owed_goes_into_a_full_window_and_says_so_to_the_engine() -> None
     house.arrive("light")
     (turn,) = house.dispatch()
     assert (turn.ticket.entry.tenant_id, turn.is_owed, turn.by_reservation) == ("light", True, False)
-    assert house.flow.load("a").sequences[1] == PLACES + 1
+    assert house.flow.placement.load("a").sequences[1] == PLACES + 1
 
 
 def test_places_taken_twice_over_are_a_part_of_all() -> None:
@@ -201,7 +201,7 @@ def not_owed_by_the_counters(weight: float = 1.0) -> House:
 
 
 def places_of(house: House, tenant: str) -> int:
-    return house.flow.load("a").live.get(tenant, [0, 0, 0])[1]
+    return house.flow.placement.load("a").live.get(tenant, [0, 0, 0])[1]
 
 
 def test_a_tenant_within_its_part_of_the_places_is_owed_one_whatever_its_counter() -> None:
@@ -235,7 +235,7 @@ def test_new_tenants_take_no_more_than_the_wider_window() -> None:
     for number in range(40):
         house.arrive(f"new {number}")
         house.dispatch()
-    assert house.flow.load("a").sequences[1] <= PLACES + PLACES // OWED_PART
+    assert house.flow.placement.load("a").sequences[1] <= PLACES + PLACES // OWED_PART
 
 
 def test_no_order_but_those_that_go_by_counters_owes_anything() -> None:

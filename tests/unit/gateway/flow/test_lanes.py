@@ -16,13 +16,15 @@ from tests.support.builders import flow_controller
 
 INTERACTIVE, STANDARD, BATCH = 0, 1, 2
 
+ONE_LANE = LaneRule()
+
 
 class Queue:
     """A controller over replicas of 4 places and 1,000 KV tokens."""
 
     def __init__(
         self,
-        lanes: LaneRule | None = None,
+        lanes: LaneRule = ONE_LANE,
         names: str = "a",
         lookahead: int = 0,
         policy: str = "vtc",
@@ -74,11 +76,13 @@ def test_long_is_three_quarters_of_the_context_where_no_setting_says_so(
 
 def test_another_length_counts_for_requests_that_come_from_then_on() -> None:
     queue = Queue(LaneRule(long_tokens=100))
-    assert [queue.flow.lane(QueueEntry("a", "t", 0.0, 50, more, STANDARD)) for more in (50, 51)] == [0, 1]
+    assert [
+        queue.flow.queue.lane_rule.lane(QueueEntry("a", "t", 0.0, 50, more, STANDARD)) for more in (50, 51)
+    ] == [0, 1]
     queue.arrive("before", STANDARD, 80)
-    queue.flow.long_tokens = 50
+    queue.flow.queue.lane_rule = LaneRule(50)
     queue.arrive("after", STANDARD, 80)
-    assert queue.flow.long_tokens == 50
+    assert queue.flow.queue.lane_rule.long_tokens == 50
     assert queue.names() == ["before", "after"]
 
 
@@ -128,8 +132,8 @@ def test_room_is_kept_for_a_long_one_on_one_replica_and_others_go_on_beside_it()
     for name in ("x", "y", "z"):
         queue.arrive(name, STANDARD, 90, tenant="flood")
     assert queue.names() == []
-    on_a = [each.ticket.entry.entry_id for each in queue.flow.in_flight() if each.replica_id == "a"]
-    on_b = [each.ticket.entry.entry_id for each in queue.flow.in_flight() if each.replica_id == "b"]
+    on_a = [each.ticket.entry.entry_id for each in queue.flow.in_flight if each.replica_id == "a"]
+    on_b = [each.ticket.entry.entry_id for each in queue.flow.in_flight if each.replica_id == "b"]
     queue.end(on_a[0])
     queue.end(on_b[0])
     turns = queue.go()
@@ -242,10 +246,10 @@ def test_a_turn_that_was_decided_elsewhere_has_the_same_books() -> None:
     for is_first in (True, False):
         turn = queue.flow.admit("two", queue.replicas[0], INTERACTIVE, 5.0, reason=Reason.ORDER)
         assert (turn is not None) == is_first
-    assert queue.flow.runs("two")
-    assert not queue.flow.runs("one")
+    assert "two" in queue.flow.in_flight
+    assert "one" not in queue.flow.in_flight
     queue.flow.check(5.0)
-    assert queue.flow.load("a").sequences == [1, 0, 0]
+    assert queue.flow.placement.load("a").sequences == [1, 0, 0]
     queue.end("two")
     assert queue.names() == ["one"]
 
@@ -258,10 +262,10 @@ def test_who_is_moved_keeps_its_arrival_and_changes_the_lane_with_the_tier() -> 
     moved = queue.flow.move("c", STANDARD, queue.now_s)
     assert moved is not None
     assert moved.entry.arrived_s == 3.0
-    assert queue.flow.queued_by_tier() == [0, 1, 1]
+    assert queue.flow.queue.queued_by_tier() == [0, 1, 1]
     assert queue.names() == ["c"]
     assert queue.flow.move("c", BATCH, queue.now_s) is None, "it runs"
-    assert queue.flow.effective_tier("b") == BATCH
+    assert queue.flow.queue.place("b")[0] == BATCH
 
 
 def test_a_reservation_for_a_tier_passes_over_requests_that_aged_into_its_band() -> None:
@@ -274,7 +278,7 @@ def test_a_reservation_for_a_tier_passes_over_requests_that_aged_into_its_band()
         queue.arrive(name, BATCH, 100, reserved=1e6, reserved_tier=INTERACTIVE)
     queue.now_s += 30.0
     assert queue.names() == []
-    assert queue.flow.effective_tier("aged") == INTERACTIVE
+    assert queue.flow.queue.place("aged")[0] == INTERACTIVE
     queue.flow.move("moved", INTERACTIVE, queue.now_s)
     queue.arrive("other", INTERACTIVE, 1, "other")
     queue.end("running 0")

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.flow.control_rules import REVERSAL_S, Control, ControlMode, Knob, Observation
+from gateway.flow.control_rules import REVERSAL_S, Control, ControlMode, Observation
+from gateway.flow.knobs import Knob
 
 QUIET = Observation(1.0, 0.5, 0.1, 0.0, 0.02, None, 0)
 IDLE = replace(QUIET, spare_share=0.9)

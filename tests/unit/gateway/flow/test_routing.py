@@ -9,9 +9,9 @@ import pytest
 from engine.entry import QueueEntry
 from engine.messages import StepTime
 from gateway.flow.controller import Ticket
+from gateway.flow.knobs import Knob
 from gateway.flow.placement import Score, Scorer
-from gateway.flow.prefix_index import PrefixIndex, prefix_hashes
-from gateway.flow.routing import PrefixRouter
+from gateway.flow.routing import PrefixIndex, PrefixRouter, prefix_hashes
 from gateway.flow.types import InFlight
 from gateway.flow.window import Replica, ReplicaLoad
 from ops.reporting import quantile
@@ -57,7 +57,7 @@ class Pool:
         return turn.replica_id
 
     def end_all(self) -> None:
-        for flight in list(self.flow.in_flight()):
+        for flight in list(self.flow.in_flight):
             self.flow.finish(flight.ticket.entry.entry_id, 1, 1, 0.0)
 
 
@@ -134,7 +134,7 @@ def test_lost_engines_hold_nothing() -> None:
     pool.end_all()
     ticket = Ticket(QueueEntry("x", "t", 0.0, 2000, 10), 1, 2010, prefix_hashes=prefix_hashes(prompt, "t"))
     assert pool.router.cached_tokens(ticket, first, 1.0) == 31 * 64
-    pool.flow.lost(first)
+    pool.flow.placement.scorer.forget(first)
     assert pool.router.cached_tokens(ticket, first, 1.0) == 0
 
 
@@ -146,11 +146,8 @@ def test_a_faster_replica_is_preferred_until_its_queue_is_longer() -> None:
     assert 5 <= chosen.count("a") < 8
 
 
-class RoundRobin:
-    """Implements `Scorer`: one replica after the other."""
-
-    wants_prefixes = False
-    prefix_weight = 0.0
+class RoundRobin(Scorer):
+    """One replica after the other."""
 
     def __init__(self) -> None:
         self._turns: dict[str, int] = {}
@@ -163,18 +160,6 @@ class RoundRobin:
 
     def dispatched(self, flight: InFlight, replica: Replica, now_s: float) -> None:
         self._turns[replica.replica_id] = max(self._turns.values(), default=0) + 1
-
-    def first_token(self, entry_id: str) -> None:
-        pass
-
-    def foreseen(self, entry_id: str, left_tokens: int) -> None:
-        pass
-
-    def ended(self, entry_id: str) -> None:
-        pass
-
-    def forget(self, replica_id: str) -> None:
-        pass
 
 
 def routed(trace: Sequence[Conversation], router: Scorer) -> tuple[int, float, list[int]]:
@@ -219,7 +204,7 @@ def test_what_is_cached_counts_as_much_as_its_weight_says() -> None:
     chosen = {}
     for weight in (0.0, 1.0, 4.0):
         pool = Pool()
-        pool.flow.prefix_weight = weight
+        pool.flow.turn(Knob.PREFIX_WEIGHT, weight)
         chosen[weight] = [pool.send(prompt), pool.send(prompt)]
     assert chosen == {0.0: ["a", "b"], 1.0: ["a", "a"], 4.0: ["a", "a"]}
 

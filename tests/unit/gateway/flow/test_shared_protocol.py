@@ -24,8 +24,7 @@ REPLICAS = [Replica("engine-0", 4, 1000)]
 
 def make_session() -> PoolSession:
     mirror = flow_controller(kind=Mirror)
-    rule = PoolRule(10, 10, 0, 1.0, stale_us=10**7)
-    return PoolSession(mirror, rule, 100)
+    return PoolSession(mirror, PoolRule.of(mirror.settings, 10**7), 100)
 
 
 def arrive(session: PoolSession, name: str, now_s: float = 0.0) -> None:

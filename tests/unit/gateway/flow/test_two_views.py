@@ -80,7 +80,7 @@ def test_what_was_never_reported_stays_within_what_is_charged_for_the_others() -
     names = [house.send("acme").ticket.entry.entry_id for _ in range(4)]
     for name in names[:3]:
         house.finish(name)
-    assert house.flow.dispatched.ahead.of("acme") == COST * COUNTER_SCALE
+    assert house.flow.in_flight.ahead.of("acme") == COST * COUNTER_SCALE
 
 
 def test_of_a_server_that_reports_nothing_progress_and_end_are_what_it_had() -> None:
@@ -155,7 +155,7 @@ def test_what_is_charged_follows_the_length_that_the_engine_foresees_and_what_wa
     house.hear("acme", TenantShare(0, foreseen + 4))
     assert views(house.send("acme")) == (INPUT + 2 * (foreseen + 5) + 2 * COST, INPUT + 2 * (foreseen + 5))
     house.finish(name, output_tokens=foreseen + 5)
-    assert house.flow.load("a").kv_tokens[1] == 2 * (INPUT + OUTPUT)
+    assert house.flow.placement.load("a").kv_tokens[1] == 2 * (INPUT + OUTPUT)
     house.flow.check()
 
 
@@ -167,7 +167,7 @@ def test_an_engine_foresees_no_less_than_is_out_and_no_more_than_may_come(
     name = house.send("acme").ticket.entry.entry_id
     house.flow.progress(name, 4, 1)
     house.flow.foresee(name, told, 1.0)
-    (flight,) = house.flow.in_flight()
+    (flight,) = house.flow.in_flight
     assert flight.foreseen_tokens == taken
     house.flow.foresee("unheard of", (5, 5), 1.0)
 

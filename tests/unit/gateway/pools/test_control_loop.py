@@ -13,9 +13,10 @@ from engine.forecast.length.length import LengthForecast
 from engine.messages import EngineKnobs, Snapshot
 from engine.step_time.model import PRIOR
 from gateway.dispatch.admission import Admission
-from gateway.flow.control_rules import DEFAULT_BOUNDS, RULES, Control, ControlMode, Knob, Move
+from gateway.flow.control_rules import RULES, Control, ControlMode, Move
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.deadline_check import FIRM, LENIENT
+from gateway.flow.knobs import DEFAULT_BOUNDS, Knob
 from gateway.flow.routing import PrefixRouter
 from gateway.flow.window import Replica, WindowRule
 from gateway.pools.control_loop import ControlLoop, bounds_of, queue_setters, setters_of
@@ -61,13 +62,13 @@ def test_acting_moves_what_has_a_setter_and_says_why(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.INFO, "fairgate.gateway.control"):
         moves = controlling.look(0.0)
     assert {move.knob for move in moves if move.is_made} == {Knob.LOOKAHEAD, Knob.BATCH_CAP}
-    assert (flow.window.lookahead_sequences, flow.window.batch_cap) == (1, 0.875)
+    assert (flow.placement.window.lookahead_sequences, flow.placement.window.batch_cap) == (1, 0.875)
     assert "control of m: moves lookahead 2 -> 1, because: KV nearly full (0.95)" in caplog.text
     engine.snapshot = Snapshot("a", 2, 2.0, [], [], 99, 0, 1, 100, PRIOR)
     assert controlling.look(5.0) == [], "it turns back a minute later"
     for now_s in (125.0, 185.0):
         controlling.look(now_s)
-    assert flow.window == WindowRule(2, 1.0), "one after the other"
+    assert flow.placement.window == WindowRule(2, 1.0), "one after the other"
 
 
 def test_advice_has_all_knobs_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -76,7 +77,7 @@ def test_advice_has_all_knobs_and_changes_nothing(caplog: pytest.LogCaptureFixtu
         moves = controlling.look(0.0)
     assert {Knob.LOOKAHEAD, Knob.BATCH_CAP, Knob.TOKEN_BUDGET} <= {move.knob for move in moves}
     assert not any(move.is_made for move in moves)
-    assert flow.window == WindowRule(2, 1.0)
+    assert flow.placement.window == WindowRule(2, 1.0)
     assert caplog.text.count("advises to move") == len(moves)
 
 
@@ -86,7 +87,7 @@ def test_every_move_is_told_once_it_is_applied(mode: ControlMode) -> None:
     flows: list[FlowController] = []
 
     def on_moves(control: Control, moves: list[Move]) -> None:
-        told.append((flows[0].window.lookahead_sequences, list(moves)))
+        told.append((flows[0].placement.window.lookahead_sequences, list(moves)))
 
     controlling, flow, engine = made(mode, 95, on_moves=on_moves)
     flows.append(flow)
@@ -100,7 +101,7 @@ def test_every_move_is_told_once_it_is_applied(mode: ControlMode) -> None:
 def test_off_does_not_even_look() -> None:
     controlling, flow, _ = made(ControlMode.OFF, referenced=100)
     assert controlling.look(0.0) == []
-    assert flow.window == WindowRule(2, 1.0)
+    assert flow.placement.window == WindowRule(2, 1.0)
 
 
 def test_evictions_count_once() -> None:
@@ -126,7 +127,11 @@ def test_what_was_met_and_found_in_caches_is_seen() -> None:
         Knob.LOOKAHEAD: True,
         Knob.PREFIX_WEIGHT: True,
     }
-    assert (flow.batch_share, flow.prefix_weight, flow.window.lookahead_sequences) == (0.85, 1.5, 3)
+    assert (flow.knobs.batch_share, flow.knobs.prefix_weight, flow.placement.window.lookahead_sequences) == (
+        0.85,
+        1.5,
+        3,
+    )
 
 
 def test_who_is_expected_late_and_who_was_served_in_good_time_is_seen() -> None:
@@ -152,12 +157,12 @@ def test_every_knob_of_a_queue_turns_what_it_is_called(knob: Knob) -> None:
 
 def knobs_of(flow: FlowController) -> dict[Knob, float]:
     return {
-        Knob.BATCH_CAP: flow.window.batch_cap,
-        Knob.LOOKAHEAD: flow.window.lookahead_sequences,
-        Knob.AGEING: flow.ageing_factor,
-        Knob.BATCH_SHARE: flow.batch_share,
-        Knob.PREFIX_WEIGHT: flow.prefix_weight,
-        Knob.LONG_SHARE: flow.long_share,
+        Knob.BATCH_CAP: flow.placement.window.batch_cap,
+        Knob.LOOKAHEAD: flow.placement.window.lookahead_sequences,
+        Knob.AGEING: flow.knobs.ageing,
+        Knob.BATCH_SHARE: flow.knobs.batch_share,
+        Knob.PREFIX_WEIGHT: flow.knobs.prefix_weight,
+        Knob.LONG_SHARE: flow.knobs.long_share,
     }
 
 
@@ -205,12 +210,12 @@ def test_a_brake_bounds_batchs_share_and_lets_it_go_again() -> None:
     flow = queue()
     acting = ControlLoop(ControlMode.ACTING, "tiny", flow, [], LengthForecast(), queue_setters(flow))
     acting.bound(Knob.BATCH_SHARE, 0.25)
-    assert flow.batch_share == acting.control.values[Knob.BATCH_SHARE] == 0.25
+    assert flow.knobs.batch_share == acting.control.values[Knob.BATCH_SHARE] == 0.25
     acting.bound(Knob.BATCH_SHARE, 1.0)
-    assert flow.batch_share == 1.0
+    assert flow.knobs.batch_share == 1.0
     for mode, setters in ((ControlMode.ADVICE, queue_setters(flow)), (ControlMode.ACTING, {})):
         ControlLoop(mode, "tiny", flow, [], LengthForecast(), setters).bound(Knob.BATCH_SHARE, 0.25)
-        assert flow.batch_share == 1.0, "it is not this loop's to move"
+        assert flow.knobs.batch_share == 1.0, "it is not this loop's to move"
 
 
 def test_a_knob_rests_where_the_operator_put_it_though_that_is_beyond_its_bounds() -> None:
@@ -228,15 +233,15 @@ def test_faster_ageing_counts_for_who_waits_and_slower_ageing_moves_nobody_down(
     def bands(now_s: float) -> list[int | None]:
         assert flow.dispatch(now_s, [FULL]) == []
         flow.check(now_s)
-        return [flow.effective_tier("early"), flow.effective_tier("late")]
+        return [flow.queue.place("early")[0], flow.queue.place("late")[0]]
 
     filler = Ticket(QueueEntry("filler", "t", 0.0, 10, 10, 0), 1, 10**6)
     assert flow.enqueue(filler, 0.0) is None
     assert len(flow.dispatch(0.0, [FULL])) == 1
     assert bands(40.0) == [2, 2]
-    flow.ageing_factor = 0.25
+    flow.turn(Knob.AGEING, 0.25)
     assert bands(41.0) == [1, 2], "25 s are enough"
     assert bands(51.0) == [0, 2]
-    flow.ageing_factor = 1.0
+    flow.turn(Knob.AGEING, 1.0)
     assert bands(61.0) == [0, 2]
     assert bands(136.0) == [0, 1]

@@ -11,8 +11,9 @@ from prometheus_client import CollectorRegistry
 from engine.entry import QueueEntry
 from engine.forecast.length.length import LengthForecast
 from gateway.dispatch.admission import Admission
-from gateway.flow.control_rules import DEFAULT_BOUNDS, RULES, ControlMode, Knob
+from gateway.flow.control_rules import RULES, ControlMode
 from gateway.flow.controller import FlowController, Ticket
+from gateway.flow.knobs import DEFAULT_BOUNDS, Knob
 from gateway.metrics.control import ControlCollector
 from gateway.pools.control_loop import EVERY_S, LEAST_LENGTHS, ControlLoop, setters_of
 from tests.unit.gateway.pools.test_control_loop import Engine, Requests, queue, snapshot_of
@@ -74,14 +75,14 @@ class Load:
         flow, admission = self.flow, self.requests.admission
         return {
             Knob.ADMISSION: admission.strictness,
-            Knob.BATCH_CAP: flow.window.batch_cap,
+            Knob.BATCH_CAP: flow.placement.window.batch_cap,
             Knob.TOKEN_BUDGET: self.budgets[-1] if self.budgets else 1.0,
-            Knob.LOOKAHEAD: flow.window.lookahead_sequences,
-            Knob.AGEING: flow.ageing_factor,
+            Knob.LOOKAHEAD: flow.placement.window.lookahead_sequences,
+            Knob.AGEING: flow.knobs.ageing,
             Knob.EARLY_REFUSAL: admission.factor,
-            Knob.BATCH_SHARE: flow.batch_share,
+            Knob.BATCH_SHARE: flow.knobs.batch_share,
             Knob.RESERVE_QUANTILE: self.requests.reserve_quantile,
-            Knob.PREFIX_WEIGHT: flow.prefix_weight,
+            Knob.PREFIX_WEIGHT: flow.knobs.prefix_weight,
         }
 
 

@@ -13,8 +13,9 @@ from engine.entry import QueueEntry
 from engine.forecast.length.length import LengthForecast
 from engine.messages import EngineKnobs, ModelInfo, Ready, Snapshot
 from engine.step_time.model import PRIOR
-from gateway.flow.control_rules import ControlMode, Knob
+from gateway.flow.control_rules import ControlMode
 from gateway.flow.controller import Ticket
+from gateway.flow.knobs import Knob
 from gateway.flow.lanes import LaneRule
 from gateway.flow.learned.actions import Actions
 from gateway.flow.learned.macro_state import SeenRange
@@ -94,7 +95,7 @@ def test_a_queue_moves_the_knobs_to_its_actions_and_its_end_moves_them_back(mode
         (Knob.RESERVE_PERMILLE, 500.0, 250.0),
     }
     assert pool.engine.told[-1] == EngineKnobs(token_share=0.5, slot_share=0.5, reserve_permille=250)
-    assert (pool.flow.long_share, pool.flow.ageing_factor) == (0.3, 0.5)
+    assert (pool.flow.knobs.long_share, pool.flow.knobs.ageing) == (0.3, 0.5)
     shown = pool.loop.learned.as_json()
     assert shown is not None
     assert (shown["macro_state"], shown["words"], shown["problem"]) == (
@@ -135,7 +136,7 @@ def test_outside_of_what_was_fitted_the_settings_count_at_once() -> None:
     moves = pool.loop.look(4.0)
     assert (Knob.RESERVE_PERMILLE, 400.0) in [(each.knob, each.after) for each in moves]
     assert pool.engine.told[-1] == EngineKnobs()
-    assert pool.flow.long_share == 0.7, "as the operator set it, and not as hybrid's default is"
+    assert pool.flow.knobs.long_share == 0.7, "as the operator set it, and not as hybrid's default is"
     assert {each.reason for each in moves} == {
         "learned: outside of what the table was fitted on (queued_per_place 2.25, at most 2 was): hybrid"
     }
@@ -190,13 +191,13 @@ def test_a_model_that_turns_out_to_be_another_ends_what_its_table_did() -> None:
     pool.loop.learned.use(learned_table(machine="8b on h100"))
     pool.queue(3)
     pool.looks(0.0, 2.0)
-    assert pool.flow.ageing_factor == STRICT_SLOTS.ageing, "nothing is known of the machine"
+    assert pool.flow.knobs.ageing == STRICT_SLOTS.ageing, "nothing is known of the machine"
     pool.engine.ready = known
     pool.loop.look(4.0)
-    assert pool.flow.ageing_factor == 1.0
+    assert pool.flow.knobs.ageing == 1.0
     pool.engine.ready = replace(known, model=replace(INFO, device="cuda:0"))
     pool.looks(6.0, 8.0)
-    assert pool.flow.ageing_factor == STRICT_SLOTS.ageing
+    assert pool.flow.knobs.ageing == STRICT_SLOTS.ageing
 
 
 def test_the_situation_is_what_waits_who_is_next_and_how_full_it_is() -> None:

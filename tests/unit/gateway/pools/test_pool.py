@@ -49,13 +49,13 @@ def test_what_is_long_goes_by_the_smallest_context_that_was_announced() -> None:
     late = Announced()
     pool = pool_of(late, announced(8192))
     pool.fit_lanes()
-    assert pool.flow.long_tokens == 6144
+    assert pool.flow.queue.lane_rule.long_tokens == 6144
     late.ready = announced(2048).ready
     pool.fit_lanes()
-    assert pool.flow.long_tokens == 1536
+    assert pool.flow.queue.lane_rule.long_tokens == 1536
     nothing_yet = pool_of(Announced())
     nothing_yet.fit_lanes()
-    assert nothing_yet.flow.long_tokens == 16_384
+    assert nothing_yet.flow.queue.lane_rule.long_tokens == 16_384
 
 
 def test_a_small_kv_cache_does_not_shorten_the_context() -> None:

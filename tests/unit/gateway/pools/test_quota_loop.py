@@ -12,8 +12,9 @@ from engine.forecast.length.length import LengthForecast
 from engine.messages import EngineKnobs, ModelInfo, Ready, Snapshot
 from engine.step_time.model import PRIOR
 from gateway.dispatch.admission import Admission
-from gateway.flow.control_rules import ControlMode, Knob
+from gateway.flow.control_rules import ControlMode
 from gateway.flow.controller import Ticket
+from gateway.flow.knobs import Knob
 from gateway.flow.routing import PrefixRouter
 from gateway.pools.control_loop import EVERY_S, ControlLoop, setters_of, spare_share
 from tenants.quota.memory import MemoryQuotaStore

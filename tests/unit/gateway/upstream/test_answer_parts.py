@@ -19,10 +19,10 @@ from gateway.upstream.answer_parts import (
     MAX_DEPTH,
     MAX_ID_CHARACTERS,
     MAX_WORD_CHARACTERS,
+    Garbage,
 )
 from gateway.upstream.lease_buffer import BufferedChunk, runs
 from gateway.upstream.openai import response
-from gateway.upstream.openai.response import Garbage
 from gateway.upstream.openai.response_reader import Echo, ResponseReader, StreamedResponse, WholeResponse
 from gateway.upstream.openai.token_count import MARK_TOKENS, TokenCount, estimated_tokens
 from gateway.upstream.part_text import CallText, Completeness, JsonEnd

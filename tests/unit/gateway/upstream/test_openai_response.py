@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from engine.messages import SamplingParams, Submit, TokenLogprob
 from gateway.budget.token_cap import most_tokens
-from gateway.upstream.answer_parts import AnswerPart
+from gateway.upstream.answer_parts import AnswerPart, Garbage
 from gateway.upstream.base import ServerLogprob, Wording
 from gateway.upstream.http.sse import EventTooLarge, SseParser
 from gateway.upstream.lease_buffer import BufferedChunk, End, LeaseBuffer, runs
 from gateway.upstream.openai import request as openai_request
 from gateway.upstream.openai import response
 from gateway.upstream.openai.request import PriorityStyle, UsageWish
-from gateway.upstream.openai.response import Chunk, Garbage, Meaning, Usage
+from gateway.upstream.openai.response import Chunk, Meaning, Usage
 from gateway.upstream.openai.token_count import (
     BORDER_TOKENS,
     LONGEST_TOKEN_BYTES,

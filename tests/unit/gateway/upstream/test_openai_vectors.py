@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from gateway.upstream.answer_parts import Garbage
 from gateway.upstream.base import RequestTask, Wording
-from gateway.upstream.openai import vectors
-from gateway.upstream.openai.response import Garbage, StreamError
+from gateway.upstream.openai.response import StreamError
 from gateway.upstream.openai.vectors import VectorsResponse
 
 EMBED = Wording(task=RequestTask.EMBED, fields={"input": ["a", "b"]})
@@ -118,7 +118,7 @@ def test_what_are_no_scores_of_the_documents_is_garbage(results: Any) -> None:
 
 
 def test_an_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectors, "MAX_ANSWER_BYTES", 100)
+    monkeypatch.setattr(VectorsResponse, "max_bytes", 100)
     answer = VectorsResponse(EMBED)
     answer.feed(b"x" * 101)
     assert isinstance(answer.fault, Garbage)

@@ -73,7 +73,7 @@ def test_our_own_page_is_read() -> None:
         LoadCollector(
             lambda: [house.flow],
             lambda: [
-                cast(Upstream, SimpleNamespace(replica_id="e", is_up=True, snapshot=snapshot, model=None))
+                cast(Upstream, SimpleNamespace(replica_id="e", is_up=True, snapshot=snapshot, ready=None))
             ],
             pending=lambda: 0,
             overdue=lambda: 0,

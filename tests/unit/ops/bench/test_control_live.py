@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.flow.control_rules import ControlMode, Knob
+from gateway.flow.control_rules import ControlMode
+from gateway.flow.knobs import Knob
 from ops.bench.estimates.control import served
 from ops.bench.estimates.control_live import (
     CALM_LOAD,

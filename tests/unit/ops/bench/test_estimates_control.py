@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from gateway.flow.control_rules import ControlMode, Knob, Move
+from gateway.flow.control_rules import ControlMode, Move
 from gateway.flow.deadline_check import STRICT
+from gateway.flow.knobs import Knob
 from ops.bench.estimates import control
 from ops.bench.estimates.control import REST, SETTINGS, ControlCase, Setting, dist_shift, most_reversals, run
 from ops.cli.main import cli
@@ -45,7 +46,7 @@ def test_a_full_cache_turns_the_knobs_of_a_simulated_queue_and_advice_turns_noth
     assert {move.knob for move in advice[1].moves} >= {Knob.LOOKAHEAD, Knob.BATCH_CAP}
     assert not any(move.is_made for move in advice[1].moves)
     assert advice[0].records.last_s == off[0].records.last_s
-    assert advice[0].flow.window == off[0].flow.window != acting[0].flow.window
+    assert advice[0].flow.placement.window == off[0].flow.placement.window != acting[0].flow.placement.window
 
 
 def move(at_s: float, up: bool, knob: Knob = Knob.LOOKAHEAD) -> Move:

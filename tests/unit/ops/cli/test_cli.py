@@ -443,8 +443,8 @@ def test_projects_and_acts_without_a_server(data_dir: str, tmp_path: Path) -> No
     page = answer_of("audit", "list", "--limit", "1", *at, "--json")
     assert [row["action"] for row in page["data"]] == ["project.suspend"]
     shown = run_command("audit", "list", "--limit", "1", "--since", "1h", *at).output
-    again = next(line for line in shown.splitlines() if line.startswith("older ones: "))
-    rest = run_command(*shlex.split(again.removeprefix("older ones: fairgate ")), *at)
+    again = next(line for line in shown.splitlines() if line.startswith("more: "))
+    rest = run_command(*shlex.split(again.removeprefix("more: fairgate ")), *at)
     assert rest.exit_code == 0, rest.output
     assert "project.create" in rest.output
     assert run_command("audit", "export", "--output", str(tmp_path / "no" / "x"), *at).exit_code == 1

@@ -7,11 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 import gateway.errors
-from ops.cli.inspect.audit import changed
 from ops.cli.inspect.top import frame_of
 from ops.cli.inspect.waterfall import decoded_in_words
 from ops.cli.live import COMMANDS, in_commands
@@ -89,21 +87,6 @@ def test_every_route_that_an_error_names_has_a_command() -> None:
     assert named <= set(COMMANDS)
     for route in named:
         assert route not in in_commands(f"See {route} for more.")
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "words"),
-    [
-        (None, {"name": "acme"}, "made"),
-        ({"name": "acme"}, None, "removed"),
-        (None, None, ""),
-        ({"weight": 1.0, "name": "a"}, {"weight": 3.0, "name": "a"}, "weight 1.0 -> 3.0"),
-        ({"models": None}, {"models": ["x" * 60]}, 'models null -> ["' + "x" * 37 + "…"),
-        ({}, {str(n): n for n in range(9)}, ", ".join(f"{n} null -> {n}" for n in range(6)) + " and 3 more"),
-    ],
-)
-def test_a_change_is_said_in_a_few_words(before: Any, after: Any, words: str) -> None:
-    assert changed(before, after) == words
 
 
 def test_how_tokens_came_is_said_over_all_sequences() -> None:

@@ -44,7 +44,7 @@ def what_was_heard(**asked: Any) -> tuple[list[Any], SimulatedPool]:
     seen: list[Any] = []
 
     def look(pool: SimulatedPool) -> None:
-        counters, ahead = pool.flow.counters, pool.flow.dispatched.ahead
+        counters, ahead = pool.flow.counters, pool.flow.in_flight.ahead
         seen.append(
             (pool.now_s, [(counters.value(each) - ahead.of(each), ahead.of(each)) for each in TENANTS])
         )
@@ -64,7 +64,7 @@ def test_the_gateway_knows_the_last_serial_of_each_engine(ways: dict[str, bool])
         standings = member.engine.table.standings
         for tenant in TENANTS:
             for tier in range(3):
-                known = pool.flow.serial(member.replica_id, "", tenant, tier)
+                known = pool.flow.serials.of(member.replica_id, "", tenant, tier)
                 assert known == standings.serial(tier, tenant) > 0
     between = [ahead for _, tenants in seen for had, ahead in tenants if had > 0 and ahead > 0]
     assert len(between) > 20, "what running requests had was known before their ends"
@@ -81,7 +81,7 @@ def test_a_step_under_way_is_not_heard_of() -> None:
     pool = SimulatedPool("vtc", machine(), predictions=PREDICTIONS["exact"](), runs=False)
     # 40 prompt tokens take two steps; the second request comes in the middle of the second one.
     pool.run([SimulatedRequest(0.0, "a", 40, 5), SimulatedRequest(0.008, "b", 1, 1)], until_s=0.009)
-    assert pool.flow.serial("replica-0", "", "a", 1) == 24_000_000
+    assert pool.flow.serials.of("replica-0", "", "a", 1) == 24_000_000
     assert pool.members[0].engine.table.standings.service("a") == 42_000_000
 
 

@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from engine.messages import EngineKnobs
-from gateway.flow.control_rules import ControlMode, Knob
+from gateway.flow.control_rules import ControlMode
+from gateway.flow.knobs import Knob
 from gateway.flow.learned.actions import HYBRID, Actions
 from gateway.flow.learned.macro_state import NUM_STATES, SeenRange, Situation
 from gateway.flow.learned.switch import HOLDS_S
@@ -55,7 +56,7 @@ def test_the_knobs_of_engines_and_queue_stand_where_the_table_says() -> None:
     pool, _, _ = served(everywhere, seconds=40.0)
     core = pool.members[0].engine.core
     assert core.knobs == EngineKnobs(slot_share=0.5, partial_prefills=1, reserve_permille=250)
-    assert pool.flow.ageing_factor == 0.5
+    assert pool.flow.knobs.ageing == 0.5
     assert len(list(pool.records.done())) == len(pool.records)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tenants.admin.lists.audit import KINDS
+from tenants.resources.audit import KINDS
 
 ROOT = Path(__file__).parents[4]
 ACT = r'(?:actor, |request, |by, |note\(|of_server\(|Access\(|(?:action|ACTION) = )"([a-z_]+)\.[a-z_]+"'

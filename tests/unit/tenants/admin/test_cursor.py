@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from tenants.admin.cursor import MAX_CURSOR, Number, Text, decode_cursor, encode_cursor, page_of
-from tenants.admin.lists.audit import AuditQuery
 from tenants.errors import Invalid
+from tenants.resources.audit import AuditQuery
 from tenants.resources.ended import EndedQuery
 
 ACTS: dict[str, Any] = {"act": "tenant", "since": "2026-01-31T18:00:00+01:00"}

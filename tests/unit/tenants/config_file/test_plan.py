@@ -12,7 +12,7 @@ from tenants.admin.commands import KeyChange, TenantCreate
 from tenants.admin.drafts import new_tenant
 from tenants.admin.platform.policy import StoredPolicy
 from tenants.config_file import plan as planning
-from tenants.config_file.document import ConfigInvalid
+from tenants.config_file.base import ConfigInvalid
 from tenants.config_file.export import as_yaml, exported
 from tenants.config_file.plan import PlanTerms, make_plan
 from tenants.config_file.state import ConfigState, TenantState
@@ -20,6 +20,7 @@ from tenants.config_file.steps import ConfigPlan
 from tenants.config_file.yaml_reader import read_file
 from tenants.directory.records import ApiKey, Project, from_us
 from tenants.pricing.pricing import DEFAULT_MULTIPLIERS, Price, PriceBook, PriceEntry, TokenWeights
+from tenants.resources.all import RESOURCES
 from tenants.types import Tier
 from tests.support.config_files import FULL
 
@@ -185,7 +186,7 @@ def test_a_key_is_seen_as_its_tenant_lets_it_be() -> None:
     state = with_acme(
         key("a", tiers=frozenset({Tier.INTERACTIVE, Tier.BATCH}), default_tier=Tier.INTERACTIVE)
     )
-    text = as_yaml(exported(state))
+    text = as_yaml(exported(state, RESOURCES))
     assert "interactive" not in text
     assert plan(text, state).steps == ()
     wider = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tenants.config_file.document import ConfigInvalid, as_text, place_of
+from tenants.config_file.base import ConfigInvalid, as_text, place_of
 from tenants.config_file.yaml_reader import (
     MAX_DEPTH,
     MAX_FILE_BYTES,

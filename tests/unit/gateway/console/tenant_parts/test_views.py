@@ -12,10 +12,10 @@ from gateway.console.pages.tenant_parts.tenant_form import LABELS, differences, 
 from gateway.console.pages.tenants.tenant import fair_hours, usage_lines
 from tenants.admin.commands import TenantCreate
 from tenants.admin.drafts import new_tenant
-from tenants.admin.lists.flow import FlowRow
 from tenants.admin.lists.key_hygiene import KeyFinding, findings_of
 from tenants.counts.minute_store import HOUR_US, FlowKey, FlowMinute
 from tenants.quota.projection import Exhaustion
+from tenants.resources.minutes import FlowRow
 from tenants.types import Meter, Override, Window
 from tenants.usage.sums import AMOUNTS
 from tests.support.quota import limit

@@ -10,6 +10,9 @@ import msgspec
 
 MAX_SHOWN = 200
 """Characters of one value; the file has all."""
+MOST_NAMED = 6
+"""Fields of one act in a line of words, each value of at most `MOST_CHARACTERS`."""
+MOST_CHARACTERS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,16 @@ def _text(fields: Mapping[str, Any], name: str) -> str | None:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
-def as_stored(value: Mapping[str, Any] | None) -> str:
-    """Exact JSON, for files; empty: no object."""
-    return "" if value is None else msgspec.json.encode(value).decode()
+def words(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> str:
+    """`weight 1.0 -> 3.0`; of what was made or removed only that."""
+    if before is None or after is None:
+        return "" if before is after else "made" if before is None else "removed"
+    differ = changes(before, after)
+    first = [f"{one.name} {_short(one.before)} -> {_short(one.after)}" for one in differ[:MOST_NAMED]]
+    more = f" and {len(differ) - MOST_NAMED} more" if len(differ) > MOST_NAMED else ""
+    return ", ".join(first) + more
+
+
+def _short(text: str | None) -> str:
+    text = "null" if text is None else text
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
