@@ -29,8 +29,6 @@ class Field:
     """Further keywords of JSON Schema: bounds and forms, from the constants that check them."""
     is_duration: bool = False
     """Seconds, on the command line as a duration such as 30m."""
-    beside: str = ""
-    """The field that it belongs to: without that one it is not given."""
     is_secret: bool = False
     """Never shown again, nor kept."""
 

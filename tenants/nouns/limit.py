@@ -49,7 +49,7 @@ class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     platform: Annotated[bool, Field("It binds all tenants together.")] = False
     meter: Annotated[str, Field("What is counted.", "Of", choices=tuple(Meter))]
     project: Annotated[str | None, Field("Only this project of the tenant.")] = None
-    key: Annotated[str | None, Field("Only this key of the tenant.")] = None
+    key: Annotated[str | None, Field("Only this key of the tenant: its id, in a file its name.")] = None
     end_user: Annotated[
         str | None,
         Field(
@@ -87,7 +87,6 @@ class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             "Ceiling a second",
             option="--ceiling",
             schema=_RATE,
-            beside="rate_per_s",
         ),
     ] = None
     amount: Annotated[

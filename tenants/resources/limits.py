@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
 
 from sqlalchemy import Connection
 
 from tenants.admin.admin import Admin
 from tenants.admin.cursor import PAGES, SortKey, beyond
-from tenants.admin.limits import LimitView, views_of
+from tenants.admin.limits import LimitActs, LimitView, views_of
 from tenants.directory import queries
 from tenants.fields import fields_of
 from tenants.nouns.limit import LimitOverride, LimitSet, limit_as_json
@@ -51,27 +52,15 @@ def _read(connection: Connection, request: PageRequest) -> tuple[list[LimitView]
     return views_of(connection, found, request.now_us / 1e6), None
 
 
-def _done(limit: Limit) -> ActDone:
-    shown = limit_as_json(limit)
-    return ActDone(shown, shown)
+def _act(
+    verb: str, change: Callable[[LimitActs, ActCall], Awaitable[Limit]], summary: str, **more: Any
+) -> ResourceAct:
+    async def run(admin: Admin, call: ActCall) -> ActDone:
+        shown = limit_as_json(await change(admin.limits, call))
+        return ActDone(shown, None if verb == "remove" else shown)
 
-
-async def _set(admin: Admin, call: ActCall) -> ActDone:
-    return _done(await admin.limits.set(call.actor, call.command, if_match=call.if_match))
-
-
-async def _override(admin: Admin, call: ActCall) -> ActDone:
-    acts, condition = admin.limits, call.if_match
-    return _done(await acts.override(call.actor, call.reference, call.command, if_match=condition))
-
-
-async def _clear(admin: Admin, call: ActCall) -> ActDone:
-    return _done(await admin.limits.clear_override(call.actor, call.reference, if_match=call.if_match))
-
-
-async def _remove(admin: Admin, call: ActCall) -> ActDone:
-    removed = await admin.limits.remove(call.actor, call.reference, if_match=call.if_match)
-    return ActDone(limit_as_json(removed), None)
+    scope, act = "admin:write", Act.LIMIT_BELOW_TENANT
+    return ResourceAct(name=f"limit.{verb}", run=run, scope=scope, act=act, summary=summary, **more)
 
 
 LIMITS = Resource(
@@ -93,14 +82,12 @@ LIMITS = Resource(
     shown=tuple(Shown(one.name, one.label) for one in fields_of(LimitSet)),
     has_page=False,
     acts=(
-        ResourceAct(
-            name="limit.set",
-            run=_set,
-            scope="admin:write",
-            act=Act.LIMIT_BELOW_TENANT,
+        _act(
+            "set",
+            lambda acts, call: acts.set(call.actor, call.command, if_match=call.if_match),
+            "Set a limit",
             command=LimitSet,
             status=201,
-            summary="Set a limit",
             description="Its subject: `platform` (all tenants together), `tenant`, or of a tenant one"
             " `project`, `key` or `end_user`, or `each_end_user`. `tier`, `model` and `above_tokens` (prompt"
             " and `max_tokens` together) narrow it. The same subject, meter, shape, tier, model and size are"
@@ -109,34 +96,30 @@ LIMITS = Resource(
             " when this is answered; `not_in_force_on` names those that have not confirmed it within"
             " 5 seconds.",
         ),
-        ResourceAct(
-            name="limit.override",
-            run=_override,
-            scope="admin:write",
-            act=Act.LIMIT_BELOW_TENANT,
+        _act(
+            "override",
+            lambda acts, call: acts.override(
+                call.actor, call.reference, call.command, if_match=call.if_match
+            ),
+            "Put another amount in force for a time",
             command=LimitOverride,
             path="/{reference}/override",
-            summary="Put another amount in force for a time",
             description="Up to `until` (an instant with a time zone), or for `for_s` seconds. A new one"
             " replaces it.",
         ),
-        ResourceAct(
-            name="limit.clear_override",
-            run=_clear,
-            scope="admin:write",
-            act=Act.LIMIT_BELOW_TENANT,
+        _act(
+            "clear_override",
+            lambda acts, call: acts.clear_override(call.actor, call.reference, if_match=call.if_match),
+            "End an override before its time",
             method="DELETE",
             path="/{reference}/override",
-            summary="End an override before its time",
         ),
-        ResourceAct(
-            name="limit.remove",
-            run=_remove,
-            scope="admin:write",
-            act=Act.LIMIT_BELOW_TENANT,
+        _act(
+            "remove",
+            lambda acts, call: acts.remove(call.actor, call.reference, if_match=call.if_match),
+            "Remove a limit",
             method="DELETE",
             path="/{reference}",
-            summary="Remove a limit",
         ),
     ),
 )

@@ -20,8 +20,8 @@ from tenants.types import MAX_END_USER_CHARS
     opt={"scope": "usage:read"},
     summary="The limits on this key's requests, and how much of each is used",
     description="Used, held and remaining, in units of the meter; `reset_s` until the window ends (a bucket:"
-    " until it is full; null: never); `refill_per_s`: what a bucket refills at now, from `rate_per_s` up to"
-    " `ceiling_per_s` by spare capacity. `binds_first`: the hard limit with the smallest share left. Beside"
+    " until it is full; null: never); `refill_per_s`: what a bucket refills at now, from its rate up to its"
+    " ceiling by spare capacity. `binds_first`: the hard limit with the smallest share left. Beside"
     " the list it has that one's id and `projected_exhaustion`: when it is used up if use goes on as it did"
     " (`p50`, `p90`: instants, null where that is not before its window turns), and its `basis`. With"
     " `end_user` (as requests name it) those of that one. Of limits on all tenants together only whether one"

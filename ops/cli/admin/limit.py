@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import click
+import msgspec
 
 from ops.cli.administer import actor, administer, named_list, named_one
 from ops.cli.base import answer, group
@@ -22,7 +24,8 @@ from tenants.errors import Invalid
 from tenants.fields import fields_of
 from tenants.instants import from_us
 from tenants.nouns.checks import instant
-from tenants.nouns.limit import NARROWER, LimitOverride, LimitSet, limit_as_json, rate_in_words
+from tenants.nouns.limit import LimitOverride, LimitSet, limit_as_json, rate_in_words
+from tenants.nouns.limit_checks import limit_columns
 from tenants.quota.alerts import EventKind, LimitEvent
 from tenants.resources.limits import LIMITS, LimitQuery
 from tenants.resources.reading import read_all
@@ -51,17 +54,10 @@ def limit() -> None:
 
 
 EXAMPLE = Limit(
-    *("lim_…", "ten_…", SubjectKind.TENANT, "ten_…"),
-    *(Meter.TOTAL_TOKENS, 1_000_000, Window.DAY),
+    *("lim_…", "ten_…", SubjectKind.TENANT, "ten_…", Meter.TOTAL_TOKENS, 1_000_000, Window.DAY),
     created_us=1_769_860_800_000_000,
 )
-
-
-def _example(shown: Mapping[str, Any]) -> str:
-    """Lines of help that are left as they are."""
-    return textwrap.indent(textwrap.fill(json.dumps(shown, ensure_ascii=False), 100), "  ")
-
-
+SHOWN = json.dumps(limit_as_json(EXAMPLE) | {"tenant": "acme", "subject": "acme"}, ensure_ascii=False)
 SET_HELP = f"""Sets a limit, in force in every gateway when this returns; the same subject, meter, shape,
 tier, model and --above are replaced, and what was used stays used. A first limit begins at zero: it
 counts what is under way and what comes, not what had ended before ("counts_since").
@@ -70,66 +66,55 @@ counts what is under way and what comes, not what had ended before ("counts_sinc
 Three shapes: --window with --amount; --rate with --burst; --meter concurrency with --amount.
 A hard limit (the default) is never exceeded by a single token; gpu_ms is exact to one step.
 --json answers:
-{_example(limit_as_json(EXAMPLE) | {"tenant": "acme", "subject": "acme"})}
+{textwrap.indent(textwrap.fill(SHOWN, 100), "  ")}
 Exit code 3: set, but a gateway has not confirmed it within 5 seconds; "not_in_force_on" names it.
 """
 
 
-def _set_options() -> list[click.Parameter]:
-    """Those of the command's fields; `amount` and `mode` have two options each."""
-    options: list[click.Parameter] = []
-    for one in fields_of(LimitSet):
-        if one.name == "amount":
-            whole = click.IntRange(min=0)
-            words = "Size of the window, or the concurrency, in the meter's unit. 0 admits nothing."
-            options.append(click.Option(["--amount"], type=whole, help=words))
-            words = "Size of the bucket that --rate refills."
-            options.append(click.Option(["--burst"], type=click.IntRange(min=1), help=words))
-        elif one.name == "mode":
-            options.append(click.Option(["--soft"], is_flag=True, help="Alert instead of refusing."))
-            words = "Only count what it would have refused."
-            options.append(click.Option(["--shadow"], is_flag=True, help=words))
-        else:
-            options.append(field_option(one))
-    return options
+TWO_OPTIONS = {
+    "amount": (
+        click.Option(
+            ["--amount"],
+            type=click.IntRange(min=0),
+            help="Size of the window, or the concurrency, in the meter's unit. 0 admits nothing.",
+        ),
+        click.Option(["--burst"], type=click.IntRange(min=1), help="Size of the bucket that --rate refills."),
+    ),
+    "mode": (
+        click.Option(["--soft"], is_flag=True, help="Alert instead of refusing."),
+        click.Option(["--shadow"], is_flag=True, help="Only count what it would have refused."),
+    ),
+}
+SET_OPTIONS = [
+    option for one in fields_of(LimitSet) for option in TWO_OPTIONS.get(one.name) or (field_option(one),)
+]
 
 
-@limit.command(name="set", params=_set_options(), help=SET_HELP)
+@contextmanager
+def _naming_options(command: type[msgspec.Struct]) -> Iterator[None]:
+    """What the command's checks refuse was asked wrongly."""
+    try:
+        yield
+    except Invalid as error:
+        options = {one.name: one.option for one in fields_of(command)}
+        raise click.UsageError(f"{options.get(error.field, '--' + error.field)}: {error.message}") from None
+
+
+@limit.command(name="set", params=SET_OPTIONS, help=SET_HELP)
 def set_(
     amount: int | None, burst: int | None, soft: bool, shadow: bool, thresholds: tuple[int, ...], **rest: Any
 ) -> None:
     if soft and shadow:
         raise click.UsageError("--soft and --shadow exclude each other")
-    if thresholds and not soft:
-        raise click.UsageError("--threshold belongs to --soft: other limits do not alert")
-    if (rest["tenant"] is None) != rest["platform"]:
-        raise click.UsageError(
-            "say whom it binds: --tenant, or --platform (all tenants together), one of them"
-        )
-    narrower = [name for name in NARROWER if rest[name]]
-    if len(narrower) > 1 or (narrower and rest["platform"]):
-        names = [f"--{name.replace('_', '-')}" for name in ("platform", *narrower) if rest[name]]
-        raise click.UsageError(f"{' and '.join(names)} exclude each other: a limit binds one subject")
-    rate, window = rest["rate_per_s"], rest["window"]
-    if (rate is None) != (burst is None):
+    if (rest["rate_per_s"] is None) != (burst is None):
         raise click.UsageError("--rate and --burst belong together: a bucket refills at --rate up to --burst")
-    if rate is not None and (window or amount is not None):
-        raise click.UsageError("--rate and --burst make a bucket: give no --window and no --amount with them")
-    known = {one.name: one for one in fields_of(LimitSet)}
-    for one in known.values():
-        if one.field.beside and rest[one.name] is not None and rest[one.field.beside] is None:
-            raise click.UsageError(f"{one.option} belongs to {known[one.field.beside].option}")
-    if rate is None and amount is None:
+    size = amount if burst is None else burst
+    if size is None or (burst is not None and amount is not None):
         raise click.UsageError("give --window and --amount, or --rate and --burst")
-    is_concurrency = rest["meter"] == Meter.CONCURRENCY.value
-    if is_concurrency and (window or rate is not None):
-        raise click.UsageError("--meter concurrency takes --amount only")
-    if rate is None and window is None and not is_concurrency:
-        raise click.UsageError("--amount needs a --window (minute, hour, day, month or lifetime)")
-    size = burst if rate is not None else amount
-    assert size is not None
     mode = LimitMode.SOFT if soft else LimitMode.SHADOW if shadow else LimitMode.HARD
     wanted = LimitSet(amount=size, mode=mode, thresholds=list(thresholds) or None, **rest)
+    with _naming_options(LimitSet):
+        limit_columns(wanted)
     made, shown = named_one(lambda admin: admin.limits.set(actor(), wanted), limit_as_json)
     since = f"{from_us(made.created_us):%Y-%m-%d %H:%M:%S} UTC"
     answer(
@@ -171,11 +156,9 @@ def override(limit_id: str, clear: bool, **given: Any) -> None:
     wanted = LimitOverride(**given)
     if (wanted.until is None) == (wanted.for_s is None):
         raise click.UsageError("say when it ends: --until or --for, one of them")
-    try:
-        if wanted.until is not None:
-            instant("--until", wanted.until)
-    except Invalid as error:
-        raise click.UsageError(str(error)) from None
+    if wanted.until is not None:
+        with _naming_options(LimitOverride):
+            instant("until", wanted.until)
     made, shown = named_one(lambda admin: admin.limits.override(actor(), limit_id, wanted), limit_as_json)
     assert made.override is not None
     ends_at = f"{from_us(made.override.until_us):%Y-%m-%d %H:%M:%S} UTC"
@@ -313,7 +296,7 @@ def show(limit_id: str, end_user: str | None) -> None:
 
     \b
     --json answers what `limit set` answers, with:
-      {…, "overridden": false, "in_force": {"amount": 1000000, "rate_per_s": null, "ceiling_per_s": null},
+      {…, "overridden": false, "in_force": {"amount": 1000000, …},
        "usage": {"used": 1200, "held": 64, "remaining": 736, "reset_s": 11.5, "refill_per_s": null,
                  "binds_first": true},
        "events": [{"window_start": "2026-01-31T00:00:00+00:00", "kind": "threshold", "level": 80,

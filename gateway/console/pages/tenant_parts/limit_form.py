@@ -41,7 +41,7 @@ SUBJECT_KINDS = {
 TERMS = tuple(one for one in fields_of(LimitSet) if one.name not in SUBJECTS and one.kind is not list)
 """On the form, in this order; thresholds are not."""
 FIELDS = ("on", "subject", *(one.name for one in TERMS))
-NEW_LIMIT = {"on": "tenant", "window": "day"} | {
+NEW_LIMIT = {"on": "tenant", "meter": Meter.TOTAL_TOKENS.value, "window": "day"} | {
     one.name: str(one.default) for one in TERMS if one.default and isinstance(one.default, str)
 }
 NAMED_FIELD = dict.fromkeys(NARROWER, "subject") | {"burst": "amount", "tenant": "on"}
