@@ -26,6 +26,7 @@ from gateway.http.accesses import note_refused
 from gateway.http.asgi import TRACE, Request, add_standard_headers, begin, read_trace
 from gateway.http.authentication import require_scope
 from gateway.http.request_body import declared_length
+from gateway.http.unknown_routes import method_not_allowed, not_found
 from gateway.metrics.gen_ai import OPERATIONS, OTHER
 from gateway.records.refusal_recorder import UNKNOWN
 from gateway.requests.dialects import messages
@@ -47,7 +48,6 @@ from gateway.routes.admin import requests as admin_requests
 from gateway.routes.context import asked_of
 from gateway.trace_context import RequestTrace, TraceContext
 from gateway.tracing.build import RefusedTrace
-from gateway.unknown_routes import method_not_allowed, not_found
 from tenants.resources.all import RESOURCES
 from tenants.resources.resource import Resource
 
@@ -168,7 +168,7 @@ def _refuse(request: Request, exception: Exception) -> Response[bytes] | Respons
     gateway.refusals.note(error, request_id, caller, model=model, tier=tier)
     note_refused(request.scope, gateway, error.status, error.code)
     if (operation := OPERATIONS.get(path)) is not None:
-        known = model if not model or model in gateway.catalogue.names() else OTHER
+        known = model if not model or model in gateway.models.catalogue.names() else OTHER
         duration_s = time.perf_counter() - request.scope["state"]["arrived_s"]
         gateway.metrics.gen_ai.refused(operation, known, error.code, duration_s)
         _trace_refused(request, request_id, error, duration_s)

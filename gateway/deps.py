@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gateway.config import GatewayConfig
+from gateway.background import Site
 from gateway.fair_threads import FairThreads
 from gateway.requests.fields.checked_answers import CheckedAnswers
 from tenants.audit.log import AuditLog
@@ -16,7 +15,6 @@ from tenants.directory.gateways import GatewayRegistry, Instance
 from tenants.ledger.progress import ProgressStore
 from tenants.people.sessions import SessionRules
 from tenants.people.store import People
-from tenants.people.way_in import WayIn
 from tenants.resources.all import RESOURCES
 from tenants.resources.resource import Resource
 
@@ -37,9 +35,6 @@ if TYPE_CHECKING:
     from tenants.ledger.ledger import Ledger
     from tenants.pricing.pricing import PriceBook
     from tenants.quota.store import QuotaStore
-    from tenants.storage.database import Database
-
-__all__ = ["GatewayConfig", "GatewayDeps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +47,10 @@ class ShownSetting:
     meaning: str
 
 
-@dataclass(frozen=True)
-class GatewayDeps:
+@dataclass(frozen=True, kw_only=True)
+class GatewayDeps(Site):
     """The parts that outlive a request, built and closed by the composition root."""
 
-    config: GatewayConfig
-    gateway_id: str
-    """Stable over restarts: open reserves are found by it."""
-    database: Database
     directory: Directory
     admin: Admin
     ledger: Ledger
@@ -78,11 +69,8 @@ class GatewayDeps:
     quote_secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     """Signs quotes; shared by all gateways of an installation, or each knows only its own."""
     instance: Instance = field(default_factory=lambda: Instance(secrets.token_hex(8)))
-    address: str = ""
     members: Members | None = None
     """Follows engines that run elsewhere; None: there are none."""
-    clock: Callable[[], float] = time.monotonic
-    wall_clock: Callable[[], float] = time.time
     lengths: LengthForecast | None = None
     """None: loaded from `config.data_dir`, or fresh."""
     pools: tuple[PoolSpec, ...] = ()
@@ -109,7 +97,6 @@ class GatewayDeps:
     registry: GatewayRegistry = field(init=False)
     progress: ProgressStore = field(init=False)
     people: People = field(init=False)
-    way_in: WayIn = field(init=False)
 
     def __post_init__(self) -> None:
         from gateway.pools.pool import PoolSpec
@@ -120,7 +107,6 @@ class GatewayDeps:
         object.__setattr__(self, "audit", log)
         rules = SessionRules(self.config.session_idle_s, self.config.session_max_s)
         object.__setattr__(self, "people", People(self.database, self.wall_clock, rules))
-        object.__setattr__(self, "way_in", WayIn(self.people, self.clock))
         if not self.pools:
             only = PoolSpec(self.model_name, self.upstreams, self.renderer)
             object.__setattr__(self, "pools", (only,))

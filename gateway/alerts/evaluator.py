@@ -8,15 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import Gauge
 
-from gateway.background import BackgroundWriter
-from tenants.errors import DatabaseUnavailable
+from gateway.background import BackgroundWriter, Site
 from tenants.outbox import incidents
 from tenants.outbox.incidents import Evaluated
 from tenants.outbox.kinds import ALERT_KINDS
 from tenants.outbox.transitions import Condition, ripe
-from tenants.storage.database import Database
 from tenants.storage.task_stop import stop
 
 LEASE_ROUNDS = 3
@@ -34,31 +32,20 @@ class AlertEvaluator(BackgroundWriter):
     unavailable = "alerts are evaluated later"
     purge_every_s = 600.0
 
-    def __init__(
-        self,
-        database: Database,
-        look: Look,
-        gateway_id: str,
-        registry: CollectorRegistry,
-        wall_clock: Callable[[], float],
-        *,
-        every_s: float,
-        base_url: str,
-    ) -> None:
-        self.flush_every_s = every_s
-        self._database = database
+    def __init__(self, site: Site, look: Look) -> None:
+        super().__init__(site)
+        self.flush_every_s = site.config.alert_every_s
         self._look = look
-        self._gateway_id = gateway_id
-        self._wall_clock = wall_clock
-        self._lease_us = round(max(LEAST_LEASE_S, LEASE_ROUNDS * every_s) * 1e6)
-        self._base_url = base_url
+        self._gateway_id = site.gateway_id
+        self._lease_us = round(max(LEAST_LEASE_S, LEASE_ROUNDS * self.flush_every_s) * 1e6)
+        self._base_url = site.config.console_url
         self._since_us: dict[str, int] = {}
         """When this gateway first saw each condition."""
         self._firing = Gauge(
             "fairgate_alerts_firing",
             "Alerts that fire, of all tenants, as the gateway that evaluates them says; others say none.",
             ["subject"],
-            registry=registry,
+            registry=site.prometheus,
         )
 
     async def flush(self) -> None:
@@ -102,12 +89,7 @@ class AlertEvaluator(BackgroundWriter):
 
     async def close(self) -> None:
         """Releases the lease."""
-        try:
-            if self._task is not None:
-                await stop([self._task])
+        if self._task is not None:
+            await stop([self._task])
+        with self._while_away():
             await self._database.write(lambda one: incidents.give_up_lease(one, self._gateway_id))
-        except DatabaseUnavailable as error:
-            self.log.warning("%s: %s", self.unavailable, type(error).__name__)
-
-    def _now_us(self) -> int:
-        return round(self._wall_clock() * 1e6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from gateway.deps import GatewayDeps
 from gateway.pools.live_counters import FleetNow
@@ -15,33 +16,27 @@ MOST_LIMITS = 2_000
 """Counters read in one round."""
 
 
+@dataclass(frozen=True)
 class AlertFigures:
-    def __init__(
-        self,
-        deps: GatewayDeps,
-        fleet: Callable[[], Awaitable[FleetNow]],
-        *,
-        holds_overdue: Callable[[], int],
-        audit_complaint: Callable[[], str],
-    ) -> None:
-        """`holds_overdue`: of dead gateways; `audit_complaint`: why the audit is not signed, or empty."""
-        self._deps = deps
-        self._fleet = fleet
-        self._holds_overdue = holds_overdue
-        self._audit_complaint = audit_complaint
+    deps: GatewayDeps
+    fleet: Callable[[], Awaitable[FleetNow]]
+    holds_overdue: Callable[[], int]
+    """Of dead gateways."""
+    audit_complaint: Callable[[], str]
+    """Why the audit is not signed, or empty."""
 
     async def __call__(self, now_us: int) -> tuple[list[Condition], set[str]]:
         """The conditions, and the subjects for which they are complete. Raises `DatabaseUnavailable`."""
-        stored = await self._deps.database.read(lambda one: figures.read(one, now_us))
+        stored = await self.deps.database.read(lambda one: figures.read(one, now_us))
         holding, looked_at = self._of_database(stored, now_us)
         states = await self._states(now_us)
         if states is not None:
             holding += limit_conditions.soft_limits(states, stored.soft_events, now_us)
             holding += limit_conditions.exhaustions(states, now_us)
             looked_at |= {kinds.SOFT_LIMIT.subject, kinds.EXHAUSTION.subject}
-        holding += conditions.leaked_holds(self._holds_overdue())
+        holding += conditions.leaked_holds(self.holds_overdue())
         looked_at.add(kinds.HOLDS_LEAKED.subject)
-        fleet = await self._fleet()
+        fleet = await self.fleet()
         down = [
             (replica.pool, replica.replica_id, replica.name)
             for replica in fleet.replicas
@@ -53,7 +48,7 @@ class AlertFigures:
         return holding, looked_at
 
     def _of_database(self, stored: DatabaseFigures, now_us: int) -> tuple[list[Condition], set[str]]:
-        config = self._deps.config
+        config = self.deps.config
         holding = conditions.slo_burns(stored.windows, stored.targets, config.alert_misses)
         holding += conditions.expiring_keys(stored.keys, now_us)
         holding += conditions.calibration_off(stored.calibration)
@@ -63,8 +58,8 @@ class AlertFigures:
             stored.audit_signed,
             stored.audit_signed_us,
             now_us,
-            config.audit_checkpoint_s,
-            self._audit_complaint(),
+            config.audit.checkpoint_s,
+            self.audit_complaint(),
         )
         looked_at = {
             kind.subject
@@ -84,9 +79,9 @@ class AlertFigures:
 
     async def _states(self, now_us: int) -> list[LimitState] | None:
         """None: the quota store is unavailable."""
-        every = self._deps.directory.limits(now_us / 1e6)
+        every = self.deps.directory.limits(now_us / 1e6)
         wanted = limit_conditions.limits_to_look_at(every, MOST_LIMITS)
         try:
-            return list(await self._deps.quota_store.states(wanted))
+            return list(await self.deps.quota_store.states(wanted))
         except QuotaStoreUnavailable:
             return None

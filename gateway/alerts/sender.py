@@ -13,16 +13,15 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import Counter
 
-from gateway.background import BackgroundWriter
+from gateway.background import BackgroundWriter, Site
 from tenants.errors import DatabaseUnavailable, Invalid, NotFound
 from tenants.outbox import outbox
 from tenants.outbox.address import Target, target_of
 from tenants.outbox.lookup import LOOK_UP_S, address_of
 from tenants.outbox.outbox import Delivery
 from tenants.outbox.signing import headers
-from tenants.storage.database import Database
 from tenants.storage.task_stop import stop
 
 MOST_AT_ONCE = 16
@@ -39,23 +38,12 @@ class WebhookSender(BackgroundWriter):
     unavailable = "webhooks are sent later"
     purge_every_s = 600.0
 
-    def __init__(
-        self,
-        database: Database,
-        secret: Secret,
-        gateway_id: str,
-        registry: CollectorRegistry,
-        wall_clock: Callable[[], float],
-        *,
-        timeout_s: float,
-        allows_private: bool,
-    ) -> None:
-        self._database = database
+    def __init__(self, site: Site, secret: Secret) -> None:
+        super().__init__(site)
         self._secret = secret
-        self._gateway_id = gateway_id
-        self._wall_clock = wall_clock
-        self._timeout_s = timeout_s
-        self._allows_private = allows_private
+        self._gateway_id = site.gateway_id
+        self._timeout_s = site.config.webhook_timeout_s
+        self._allows_private = site.config.webhook_private
         self._sending: set[asyncio.Task[None]] = set()
         self._client: httpx.AsyncClient | None = None
         self._is_released = False
@@ -64,7 +52,7 @@ class WebhookSender(BackgroundWriter):
             "Attempts to send an event to a webhook: delivered, tried again later (pending), or given up"
             " (dead).",
             ["outcome"],
-            registry=registry,
+            registry=site.prometheus,
         )
         for outcome in ("delivered", "pending", "dead"):
             self._attempts.labels(outcome)
@@ -101,9 +89,6 @@ class WebhookSender(BackgroundWriter):
             await self._database.write(lambda one: outbox.release(one, self._gateway_id))
         if self._client is not None:
             await self._client.aclose()
-
-    def _now_us(self) -> int:
-        return round(self._wall_clock() * 1e6)
 
     async def _send(self, event: Delivery) -> None:
         try:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from datetime import datetime
 from types import TracebackType
 
+from gateway.background import Site
 from tenants.errors import DatabaseUnavailable
 from tenants.ledger.ledger import Ledger
 from tenants.quota import rules
@@ -50,19 +50,14 @@ class CounterRebuilder:
 
     def __init__(
         self,
+        site: Site,
         ledger: Ledger,
         quota_store: QuotaStore,
-        gateway_id: str,
-        *,
-        lease_ttl_s: float,
-        now: Callable[[], datetime],
         all_limits: Callable[[], list[Limit]],
     ) -> None:
+        self._site = site
         self._ledger = ledger
         self._quota_store = quota_store
-        self._gateway_id = gateway_id
-        self._lease_ttl_s = lease_ttl_s
-        self._now = now
         self._all_limits = all_limits
         self._failed = asyncio.Event()
         self.recovered = asyncio.Event()
@@ -91,7 +86,7 @@ class CounterRebuilder:
         try:
             await self._quota_store.ping()
         except QuotaStoreRecovering:
-            if not await self._quota_store.begin_rebuild(self._gateway_id, REBUILD_TTL_S):
+            if not await self._quota_store.begin_rebuild(self._site.gateway_id, REBUILD_TTL_S):
                 raise
             await self.rebuild()
         self._failed.clear()
@@ -101,7 +96,7 @@ class CounterRebuilder:
     async def rebuild(self) -> None:
         """Fills the counters; this gateway must own the rebuild. Raises as `recover`."""
         epoch = await self._ledger.next_epoch()
-        standing = await self._ledger.standing(self._all_limits(), self._now())
+        standing = await self._ledger.standing(self._all_limits(), self._site.now())
         await self._quota_store.rebuild(standing.used)
         by_identity = {limit.identity: limit for limit, _ in standing.used}
         for open_request in standing.open_requests:
@@ -118,10 +113,10 @@ class CounterRebuilder:
                 open_request.charged_to,
                 hold,
                 open_request.used,
-                self._lease_ttl_s,
+                self._site.config.lease_ttl_s,
                 tenant_id=row.tenant_id,
             )
-        await self._quota_store.finish_rebuild(self._gateway_id, epoch)
+        await self._quota_store.finish_rebuild(self._site.gateway_id, epoch)
         log.info(
             "counters of %d limits and %d open requests were filled in from the ledger",
             len(standing.used),

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Set
-from datetime import datetime
+from collections.abc import Iterable, Set
 
 from msgspec.structs import replace
 
+from gateway.background import Site
 from gateway.budget.counter_rebuild import CounterRebuilder
 from tenants.directory import queries
 from tenants.errors import DatabaseUnavailable
@@ -31,21 +31,19 @@ class HoldRenewal:
 
     def __init__(
         self,
+        site: Site,
         ledger: Ledger,
         quota_store: QuotaStore,
         rebuilder: CounterRebuilder,
         live: Set[str],
-        *,
-        lease_ttl_s: float,
-        now: Callable[[], datetime],
     ) -> None:
         """`live`: a view of the requests that hold budget in this process."""
         self._ledger = ledger
         self._quota_store = quota_store
         self._rebuilder = rebuilder
         self._live = live
-        self._lease_ttl_s = lease_ttl_s
-        self._now = now
+        self._lease_ttl_s = site.config.lease_ttl_s
+        self._now = site.now
         self._doubtful: set[str] = set()
         self.overdue = 0
         """Other gateways' holds that the last round found older than their lease, and left."""

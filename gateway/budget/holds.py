@@ -12,11 +12,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from msgspec.structs import replace
 
+from gateway.background import Site
 from gateway.budget.counter_rebuild import CounterRebuilder
 from gateway.budget.hold_renewal import HoldRenewal
 from gateway.budget.metering import RequestMetering
@@ -88,12 +88,10 @@ class Holds:
 
     def __init__(
         self,
+        site: Site,
         ledger: Ledger,
         quota_store: QuotaStore,
-        gateway_id: str,
         *,
-        lease_ttl_s: float,
-        wall_clock: Callable[[], float],
         all_limits: Callable[[], list[Limit]],
         require_presence: Callable[[], None] = lambda: None,
         on_granted: Callable[[Granted], None] = lambda _: None,
@@ -101,19 +99,14 @@ class Holds:
         """`require_presence` raises if others may take this one for dead; `on_granted` gets every grant."""
         self._ledger = ledger
         self._quota_store = quota_store
-        self._gateway_id = gateway_id
-        self._lease_ttl_s = lease_ttl_s
-        self._wall_clock = wall_clock
+        self._site = site
+        self._lease_ttl_s = site.config.lease_ttl_s
         self._on_granted = on_granted
         self._require_presence = require_presence
         self._live: dict[str, _LiveHold] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._rebuilder = CounterRebuilder(
-            ledger, quota_store, gateway_id, lease_ttl_s=lease_ttl_s, now=self._now, all_limits=all_limits
-        )
-        self._renewal = HoldRenewal(
-            ledger, quota_store, self._rebuilder, self._live.keys(), lease_ttl_s=lease_ttl_s, now=self._now
-        )
+        self._rebuilder = CounterRebuilder(site, ledger, quota_store, all_limits)
+        self._renewal = HoldRenewal(site, ledger, quota_store, self._rebuilder, self._live.keys())
         self._settlements = Settlements(ledger, quota_store, self._rebuilder)
 
     def refill_per_s(self, limit: Limit) -> float:
@@ -211,7 +204,7 @@ class Holds:
         nothing stays held then."""
         if self.is_recovering or self._renewal.doubts(call.request_id):
             raise QuotaStoreUnavailable("its counters, or this request's, are being put right")
-        limits = call.limits_at(self._wall_clock())
+        limits = call.limits_at(self._site.wall_clock())
         asked_s = asyncio.get_running_loop().time()
         try:
             epoch, answer = await self._in_one_epoch(
@@ -379,20 +372,17 @@ class Holds:
             tenant_id=principal.tenant_id,
             project_id=principal.project_id,
             key_id=principal.key_id,
-            gateway_id=self._gateway_id,
+            gateway_id=self._site.gateway_id,
             tier=call.tier,
             model=call.model,
             amounts=amounts,
             outcome=outcome,
-            at=self._now(),
+            at=self._site.now(),
             detail=detail,
             charged_to=charged_to,
             price_version=price_version,
             labels=call.labels,
         )
-
-    def _now(self) -> datetime:
-        return datetime.fromtimestamp(self._wall_clock(), UTC)
 
     async def _raise_hold(
         self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts

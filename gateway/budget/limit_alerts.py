@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
 
-from gateway.background import BackgroundWriter
+from gateway.background import BackgroundWriter, Site
 from gateway.metrics.registry import Metrics
 from tenants.errors import DatabaseUnavailable
 from tenants.quota import alerts as limit_events
 from tenants.quota.alerts import AlertTally, EventKey, EventKind, noticed
 from tenants.quota.store import Granted
-from tenants.storage.database import Database
 
 MAX_WAITING = 10_000
 MAX_REMEMBERED = 10_000
@@ -33,10 +31,9 @@ class LimitAlerts(BackgroundWriter):
     unavailable = "limit events wait"
     failed = "limit events could not be written; those of the last second are lost"
 
-    def __init__(self, database: Database, metrics: Metrics, wall_clock: Callable[[], float]) -> None:
-        self._database = database
+    def __init__(self, site: Site, metrics: Metrics) -> None:
+        super().__init__(site)
         self._metrics = metrics
-        self._wall_clock = wall_clock
         self._waiting: dict[EventKey, AlertTally] = {}
         self._alerted: OrderedDict[EventKey, None] = OrderedDict()
 
@@ -44,7 +41,7 @@ class LimitAlerts(BackgroundWriter):
         keys = noticed(granted)
         if not keys:
             return
-        now_us = round(self._wall_clock() * 1e6)
+        now_us = self._now_us()
         for key in keys:
             if key.kind is EventKind.WOULD_DENY or self._is_first(key):
                 self._metrics.limit_event(key.kind)
@@ -71,8 +68,8 @@ class LimitAlerts(BackgroundWriter):
             return
         try:
             await limit_events.add(self._database, tallies)
-        except DatabaseUnavailable as error:
-            log.warning("limit events wait: %s", type(error).__name__)
+        except DatabaseUnavailable:
             for key, tally in tallies.items():
                 newer = self._waiting.get(key)
                 self._waiting[key] = tally if newer is None else tally.with_newer(newer)
+            raise

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 from engine.messages import TIER_RANKS
 from engine.scheduling.brakes import Brakes
 from gateway.deps import GatewayDeps
 from gateway.flow.knobs import Knob
-from gateway.pools.control_loop import ControlLoop
 from gateway.pools.pool import ModelPool
 from gateway.upstream.base import Upstream
 from tenants.admin.platform.brakes import Brake
@@ -26,18 +25,13 @@ log = logging.getLogger("fairgate.gateway.brakes")
 
 
 class ActiveBrakes:
-    def __init__(
-        self,
-        deps: GatewayDeps,
-        pools: Callable[[], Collection[ModelPool]],
-        controls: Callable[[], Mapping[str, ControlLoop]],
-    ) -> None:
+    def __init__(self, deps: GatewayDeps, pools: Mapping[str, ModelPool]) -> None:
+        """`pools` may be filled later, before `start`."""
         self.now: tuple[Brake, ...] = ()
         """The active ones."""
         self._stored: list[Brake] = []
         self._deps = deps
         self._pools = pools
-        self._controls = controls
         self._seen_revision = -1
         self._following = asyncio.Lock()
 
@@ -85,8 +79,7 @@ class ActiveBrakes:
         most = shares.get(TIER_RANKS[Tier.BATCH.value], 1.0)
         for upstream in self._deps.upstreams:
             self.tell(upstream)
-        for control in self._controls().values():
-            control.bound(Knob.BATCH_SHARE, most)
-        for pool in self._pools():
+        for pool in self._pools.values():
+            pool.control.bound(Knob.BATCH_SHARE, most)
             pool.flow.set_brakes(Brakes(shares), self._deps.clock())
             pool.dispatcher.pump()

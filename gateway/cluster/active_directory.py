@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from gateway.deps import GatewayDeps
-from gateway.pools.pool import Lifecycles
+from gateway.pools.pool import Pools
 from tenants.errors import DatabaseUnavailable
 from tenants.quota.store import QuotaStoreUnavailable
 
@@ -19,12 +19,10 @@ log = logging.getLogger("fairgate.gateway.directory")
 
 
 class ActiveDirectory:
-    def __init__(
-        self, deps: GatewayDeps, lifecycle: Callable[[], Lifecycles], also: Callable[[], Awaitable[None]]
-    ) -> None:
+    def __init__(self, deps: GatewayDeps, pools: Pools, also: Callable[[], Awaitable[None]]) -> None:
         """`also`: applies other changes of a revision; may raise `DatabaseUnavailable`."""
         self._deps = deps
-        self._lifecycle = lifecycle
+        self._pools = pools
         self._also = also
         self._confirmed = -1
         self._following = asyncio.Lock()
@@ -46,7 +44,7 @@ class ActiveDirectory:
                 return
             try:
                 await self._also()
-                await self._lifecycle().follow_directory()
+                await self._pools.follow_directory()
                 await self._deps.registry.serve(self._deps.gateway_id, revision)
                 self._confirmed = revision
             except (DatabaseUnavailable, QuotaStoreUnavailable) as error:

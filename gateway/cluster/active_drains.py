@@ -7,7 +7,7 @@ drains, so a confirmed drain holds everywhere.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Mapping
 
 from gateway.deps import GatewayDeps
 from gateway.pools.pool import ModelPool
@@ -18,7 +18,8 @@ log = logging.getLogger("fairgate.gateway.drains")
 
 
 class ActiveDrains:
-    def __init__(self, deps: GatewayDeps, pools: Callable[[], Collection[ModelPool]]) -> None:
+    def __init__(self, deps: GatewayDeps, pools: Mapping[str, ModelPool]) -> None:
+        """`pools` may be filled later, before the first `follow`."""
         self.now: tuple[Drain, ...] = ()
         """All that are stored, also of other gateways' replicas."""
         self._deps = deps
@@ -38,7 +39,7 @@ class ActiveDrains:
             return
         self.now = tuple(await self._deps.admin.drains.all())
         before, self._drained = self._drained, frozenset(drain.identity for drain in self.now)
-        for pool in self._pools():
+        for pool in self._pools.values():
             for upstream in pool.spec.upstreams:
                 is_drained = (pool.name, upstream.name) in self._drained
                 if is_drained != ((pool.name, upstream.name) in before):

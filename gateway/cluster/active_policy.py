@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Mapping
 
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import (
@@ -24,7 +24,6 @@ from gateway.cluster.policy_check import checked_policy, learned_table_of, own_t
 from gateway.deps import GatewayDeps
 from gateway.flow.learned.served import misfit
 from gateway.flow.learned.table_file import BadLearnedTable, LearnedTable
-from gateway.pools.control_loop import ControlLoop
 from gateway.pools.pool import ModelPool
 from gateway.upstream.base import Upstream, UpstreamLost
 from tenants.admin.audit import Actor
@@ -38,12 +37,8 @@ log = logging.getLogger("fairgate.gateway.policy")
 
 
 class ActivePolicy:
-    def __init__(
-        self,
-        deps: GatewayDeps,
-        pools: Callable[[], Collection[ModelPool]],
-        controls: Callable[[], Collection[ControlLoop]] = tuple,
-    ) -> None:
+    def __init__(self, deps: GatewayDeps, pools: Mapping[str, ModelPool]) -> None:
+        """`pools` may be filled later, before `start`."""
         config = deps.config
         self.settings = StoredPolicy(config.policy, config.policy_options.changed())
         """From the settings."""
@@ -53,7 +48,6 @@ class ActivePolicy:
         """Why a stored policy is not active; empty: it is, or there is none."""
         self._deps = deps
         self._pools = pools
-        self._controls = controls
         self._seen_revision = -1
         self._changing = asyncio.Lock()
 
@@ -122,7 +116,7 @@ class ActivePolicy:
         """The policy with its changed options, if it could be stored. Raises ValueError."""
         policy = checked_policy(wanted, self._deps.config.policy_options)
         order = make_policy(policy.name, self._options(policy)).order
-        for pool in self._pools():
+        for pool in self._pools.values():
             pool.dispatcher.require_order(order)
         return policy
 
@@ -132,7 +126,7 @@ class ActivePolicy:
         policy = make_policy(asked.name, options)
         if wanted is not None:
             refuse_idle_options(asked.name, options)
-        for pool in self._pools():
+        for pool in self._pools.values():
             pool.dispatcher.require_order(policy.order)
         self._require_served(learned_table_of(asked.name, options))
         before = self.now
@@ -167,7 +161,7 @@ class ActivePolicy:
                 pool.spec.name,
                 [upstream.ready.model for upstream in pool.spec.upstreams if upstream.ready is not None],
             )
-            for pool in self._pools()
+            for pool in self._pools.values()
         ]
         if misfits and all(misfits):
             raise BadLearnedTable(misfits[0])
@@ -179,8 +173,8 @@ class ActivePolicy:
             table = learned_table_of(self.now.name, self._options(self.now))
         except ValueError as error:
             problem = str(error)
-        for control in self._controls():
-            control.learned.use(table, problem, is_wanted=is_learned)
+        for pool in self._pools.values():
+            pool.control.learned.use(table, problem, is_wanted=is_learned)
 
     def _take(self, stored: StoredPolicy | None) -> None:
         """Sets the order of the queues; ignores a stored policy that cannot be built."""
@@ -188,7 +182,7 @@ class ActivePolicy:
         wanted = stored or self.settings
         try:
             order = make_policy(wanted.name, self._options(wanted)).order
-            for pool in self._pools():
+            for pool in self._pools.values():
                 pool.dispatcher.require_order(order)
         except ValueError as error:
             self.problem = f"the stored policy {described(wanted)} cannot be used: {error}"
@@ -197,7 +191,7 @@ class ActivePolicy:
             wanted = self.settings
             order = make_policy(wanted.name, self._options(wanted)).order
         self.now = wanted
-        for pool in self._pools():
+        for pool in self._pools.values():
             if pool.flow.order_name != order:
                 pool.flow.set_order(order)
 

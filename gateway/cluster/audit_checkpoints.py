@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import Gauge
 
-from gateway.background import BackgroundWriter
+from gateway.background import BackgroundWriter, Site
 from tenants.audit.checkpoints import is_due
 from tenants.audit.log import AuditLog
-from tenants.errors import AuditDamaged, DatabaseUnavailable, Invalid
+from tenants.errors import AuditDamaged, Invalid
 from tenants.ledger.digests import LedgerDigests
 
 OF_THE_LOG = ("the audit is damaged", "the audit is not signed")
@@ -28,36 +27,24 @@ class AuditCheckpoints(BackgroundWriter):
     failed = "the audit was not signed; it goes on"
     unavailable = "the audit is signed later"
 
-    def __init__(
-        self,
-        audit: AuditLog,
-        registry: CollectorRegistry,
-        wall_clock: Callable[[], float],
-        *,
-        rows: int,
-        seconds: float,
-        verify_s: float,
-        digests: LedgerDigests,
-    ) -> None:
+    def __init__(self, site: Site, audit: AuditLog) -> None:
+        super().__init__(site)
+        self._settings = site.config.audit
         self._audit = audit
-        self._digests = digests
-        self._wall_clock = wall_clock
-        self._rows = rows
-        self._seconds = seconds
-        self._verify_s = verify_s
+        self._digests = LedgerDigests(site.database, site.wall_clock, self._settings.ledger_s)
         self._verified_at_s = -math.inf
         self._complaints: dict[str, str] = {}
-        self._size = Gauge("fairgate_audit_rows", "Rows of the audit.", registry=registry)
+        self._size = Gauge("fairgate_audit_rows", "Rows of the audit.", registry=site.prometheus)
         self._age = Gauge(
             "fairgate_audit_checkpoint_age_seconds",
             "Age of the audit's newest checkpoint while there are rows that it does not cover; 0: it covers"
             " all.",
-            registry=registry,
+            registry=site.prometheus,
         )
         self._damaged = Gauge(
             "fairgate_audit_damaged",
             "1: the last check of the whole audit found damage, or its head could not be signed; 0: neither.",
-            registry=registry,
+            registry=site.prometheus,
         )
 
     @property
@@ -69,7 +56,7 @@ class AuditCheckpoints(BackgroundWriter):
         """Verifies the audit, closes a span of the ledger and signs the head, if due. Raises
         `DatabaseUnavailable`, and `AuditDamaged` if there is no head."""
         try:
-            if self._wall_clock() - self._verified_at_s >= self._verify_s:
+            if self._wall_clock() - self._verified_at_s >= self._settings.verify_s:
                 damage = await self._audit.damage()
                 self._verified_at_s = self._wall_clock()
                 self._note("the audit is damaged", "" if damage is None else str(damage))
@@ -82,8 +69,9 @@ class AuditCheckpoints(BackgroundWriter):
             await self._close_span()
         state = await self._audit.state()
         self._size.set(state.size)
-        age_s = self._wall_clock() - state.newest.at_us / 1e6 if state.newest is not None else self._seconds
-        due = is_due(state.size, state.signed, age_s, rows=self._rows, seconds=self._seconds)
+        rows, seconds = self._settings.checkpoint_rows, self._settings.checkpoint_s
+        age_s = self._wall_clock() - state.newest.at_us / 1e6 if state.newest is not None else seconds
+        due = is_due(state.size, state.signed, age_s, rows=rows, seconds=seconds)
         if due and self._audit.can_sign and await self._sign():
             age_s = 0.0
         self._age.set(0.0 if state.size == state.signed else max(0.0, age_s))
@@ -118,5 +106,5 @@ class AuditCheckpoints(BackgroundWriter):
         """Signs the last rows, if due and the database is up."""
         try:
             await super().close()
-        except (AuditDamaged, DatabaseUnavailable) as error:
+        except AuditDamaged as error:
             self.log.warning("%s: %s", self.unavailable, type(error).__name__)

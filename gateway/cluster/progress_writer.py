@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 import msgspec
 
 from gateway.background import every
 from gateway.budget.holds import Holds
-from gateway.pools.pool import PoolSpec
+from gateway.deps import GatewayDeps
 from gateway.upstream.base import engine_life
 from tenants.errors import DatabaseUnavailable
-from tenants.ledger.progress import Progress, ProgressStore
+from tenants.ledger.progress import Progress
 from tenants.storage.task_stop import stop
 
 WRITE_EVERY_S = 0.75
@@ -28,21 +27,11 @@ log = logging.getLogger("fairgate.gateway.progress")
 class ProgressWriter:
     """Use from one event loop. Start it after recovery has read the earlier life's record."""
 
-    def __init__(
-        self,
-        store: ProgressStore,
-        gateway_id: str,
-        holds: Holds,
-        pools: Callable[[], list[PoolSpec]],
-        wall_clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, deps: GatewayDeps, holds: Holds) -> None:
         self.earlier: Progress | None = None
         """The record of an earlier life, kept in what is written while its requests are open."""
-        self._store = store
-        self._gateway_id = gateway_id
+        self._deps = deps
         self._holds = holds
-        self._pools = pools
-        self._wall_clock = wall_clock
         self._written = b""
         self._task: asyncio.Task[None] | None = None
 
@@ -62,13 +51,14 @@ class ProgressWriter:
         if packed == self._written:
             return
         try:
-            await self._store.write(self._gateway_id, packed, round(self._wall_clock() * 1e6))
+            at_us = round(self._deps.wall_clock() * 1e6)
+            await self._deps.progress.write(self._deps.gateway_id, packed, at_us)
             self._written = packed
         except DatabaseUnavailable as error:
             log.warning("the progress of requests is written later: %s", type(error).__name__)
 
     def now(self) -> Progress:
-        own = [pool for pool in self._pools() if pool.is_token_fair]
+        own = [pool for pool in self._deps.pools if pool.is_token_fair]
         lives = {pool.name: [engine_life(upstream.ready) for upstream in pool.upstreams] for pool in own}
         return Progress(
             frozenset(life for engine_lives in lives.values() for life in engine_lives if life),

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import Gauge
 
-from gateway.background import BackgroundWriter
-from tenants.errors import DatabaseUnavailable
-from tenants.storage.database import Database
+from gateway.background import BackgroundWriter, Site
 from tenants.usage.fold import fold, purge_hours, unfolded_since_us
 
 MOST_ROUNDS = 50
@@ -23,20 +20,17 @@ class UsageFolder(BackgroundWriter):
     unavailable = "usage is folded later"
     purge_every_s = 600.0
 
-    def __init__(
-        self, database: Database, registry: CollectorRegistry, wall_clock: Callable[[], float]
-    ) -> None:
-        self._database = database
-        self._wall_clock = wall_clock
-        self._folded_until_s = wall_clock()
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self._folded_until_s = site.wall_clock()
         """Everything written before is folded."""
         lag = Gauge(
             "fairgate_usage_fold_lag_seconds",
             "Age of the oldest row of the ledger that is not in the sums of usage; without one, of the last "
             "round that found none. It grows while the database is away.",
-            registry=registry,
+            registry=site.prometheus,
         )
-        lag.set_function(lambda: max(0.0, wall_clock() - self._folded_until_s))
+        lag.set_function(lambda: max(0.0, site.wall_clock() - self._folded_until_s))
 
     async def flush(self) -> None:
         """Folds up to `MOST_ROUNDS` transactions. Raises `DatabaseUnavailable`."""
@@ -51,13 +45,6 @@ class UsageFolder(BackgroundWriter):
         self._folded_until_s = begun_s if oldest_us is None else min(begun_s, oldest_us / 1e6)
 
     async def purge(self) -> None:
-        now_us = round(self._wall_clock() * 1e6)
+        now_us = self._now_us()
         while await self._database.write(lambda connection: purge_hours(connection, now_us)):
             pass
-
-    async def close(self) -> None:
-        """Folds the last settlements, if the database is up."""
-        try:
-            await super().close()
-        except DatabaseUnavailable as error:
-            self.log.warning("%s: %s", self.unavailable, type(error).__name__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from redis.exceptions import RedisError
@@ -22,26 +22,38 @@ EXPIRES_S = 600
 log = logging.getLogger("fairgate.gateway.load_feed")
 
 
+class LoadReports(Protocol):
+    """What one gateway tells of a pool's load, and hears (`gateway/explain/pool_load.py`)."""
+
+    def tell(self, now_s: float) -> bytes | None:
+        """The next batch, or None; the same one again until `told` was called."""
+        ...
+
+    def told(self) -> None: ...
+
+    def hear(self, packed: bytes, told_s: float) -> None:
+        """A batch of another gateway, or this one, and its time."""
+        ...
+
+    def forget_silent(self, now_s: float) -> None:
+        """Called after every exchange."""
+        ...
+
+
 class LoadFeed:
     """Use from one event loop."""
 
-    def __init__(self, redis: Any, key: str, clock: Callable[[], float]) -> None:
+    def __init__(self, redis: Any, key: str, clock: Callable[[], float], reports: LoadReports) -> None:
         self._redis = redis
         self._key = key
         self._clock = clock
         self._last_id: str | bytes = "0-0"
-        self.tell: Callable[[float], bytes | None] = lambda now_s: None
-        """The next batch, or None; the same one again until `told` was called."""
-        self.told: Callable[[], None] = lambda: None
-        self.hear: Callable[[bytes, float], None] = lambda packed, told_s: None
-        """Called with each batch and its time."""
-        self.heard: Callable[[float], None] = lambda now_s: None
-        """Called after every exchange."""
+        self._reports = reports
 
     async def exchange(self) -> None:
         try:
             async with self._redis.pipeline(transaction=False) as pipe:
-                if (packed := self.tell(self._clock())) is not None:
+                if (packed := self._reports.tell(self._clock())) is not None:
                     pipe.xadd(self._key, {"b": packed}, maxlen=MAX_KEPT, approximate=True)
                     pipe.expire(self._key, EXPIRES_S)
                 pipe.time()
@@ -49,7 +61,7 @@ class LoadFeed:
                 *_, (seconds, microseconds), found = await pipe.execute()
         except (RedisError, OSError, TimeoutError):
             return  # the queue's own exchange notices, and says so
-        self.told()
+        self._reports.told()
         now_s = self._clock()
         server_s = seconds + microseconds / 1e6
         for _, entries in found or ():
@@ -57,7 +69,7 @@ class LoadFeed:
                 self._last_id = entry_id
                 told_s = now_s - max(0.0, server_s - int(entry_id.split(b"-")[0]) / 1e3)
                 try:
-                    self.hear(fields[b"b"], told_s)
+                    self._reports.hear(fields[b"b"], told_s)
                 except (KeyError, msgspec.DecodeError):
                     log.error("what another gateway told of its load is not understood")
-        self.heard(now_s)
+        self._reports.forget_silent(now_s)

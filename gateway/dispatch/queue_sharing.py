@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gateway.config import GatewayConfig
+from gateway.background import Site
 from gateway.flow.controller import FlowController
 from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.mirror import Mirror
@@ -21,6 +20,7 @@ from gateway.upstream.replica_set import ReplicaSet
 
 if TYPE_CHECKING:
     from gateway.dispatch.control_feed import ControlFeed
+    from gateway.dispatch.load_feed import LoadReports
     from gateway.dispatch.redis_queue import RedisQueue
     from tenants.quota.redis import Passenger
 
@@ -39,18 +39,22 @@ class QueueSharing:
             upstream.name == upstream.replica_id for upstream in replicas
         )
 
-    def open(
-        self, model: str, mirror: Mirror, config: GatewayConfig, clock: Callable[[], float]
-    ) -> RedisQueue:
-        """The queue of a model, of which `mirror` is this gateway's part."""
+    def open(self, site: Site, model: str, mirror: Mirror, reports: LoadReports) -> RedisQueue:
+        """The queue of a model, of which `mirror` is this gateway's part. `reports`: of its load."""
         # Only here, because Redis is an extra.
         from gateway.dispatch.redis_queue import RedisQueue
 
-        rule = PoolRule.of(mirror.settings, round(config.gateway_stale_s * 1e6))
+        rule = PoolRule.of(mirror.settings, round(site.config.gateway_stale_s * 1e6))
         session = PoolSession(mirror, rule, secrets.randbits(40))
         pool = hashlib.sha256(model.encode()).hexdigest()[:24]
         queue = RedisQueue(
-            self.redis_url, pool, self.gateway_id, session, clock, may_go_alone=self.may_go_alone
+            self.redis_url,
+            pool,
+            self.gateway_id,
+            session,
+            site.clock,
+            may_go_alone=self.may_go_alone,
+            reports=reports,
         )
         self.queues.append(queue)
         return queue

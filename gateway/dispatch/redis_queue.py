@@ -29,7 +29,7 @@ from engine.messages import TenantShare
 from engine.scheduling.policy import UnknownPolicy
 from gateway.background import every
 from gateway.dispatch.control_feed import ControlFeed
-from gateway.dispatch.load_feed import TELL_EVERY_S, LoadFeed
+from gateway.dispatch.load_feed import TELL_EVERY_S, LoadFeed, LoadReports
 from gateway.dispatch.queue_backend import OnRefused, OnTurns
 from gateway.flow.controller import QueueFull, Ticket
 from gateway.flow.shared import codec
@@ -72,12 +72,13 @@ class RedisQueue:
         clock: Callable[[], float],
         *,
         may_go_alone: bool,
+        reports: LoadReports | None = None,
         prefix: str = "fairgate",
         timeout_s: float = TIMEOUT_S,
         virtual_clock: Callable[[], float] | None = None,
     ) -> None:
         """`pool`: common to the gateways that share a queue. `may_go_alone`: this one decides while Redis is
-        unavailable. `virtual_clock` (Unix seconds): for tests."""
+        unavailable. `reports` None: its load is not shared. `virtual_clock` (Unix seconds): for tests."""
         self.round_trips = 0
         """Exchanges that were sent by themselves."""
         self._session = session
@@ -96,7 +97,9 @@ class RedisQueue:
         self._script = self._redis.register_script(codec.script())
         self._look_script = self._redis.register_script(codec.look_script())
         self._look_keys = codec.look_keys(prefix, pool)
-        self.load = LoadFeed(self._redis, codec.load_key(prefix, pool), clock)
+        self._load = None
+        if reports is not None:
+            self._load = LoadFeed(self._redis, codec.load_key(prefix, pool), clock, reports)
         self.control = ControlFeed(self._redis, prefix, pool, gateway_id)
         """Where gateways agree on the control loop's decider and knobs."""
         self.control.is_alone = lambda: self.is_alone
@@ -152,11 +155,10 @@ class RedisQueue:
                 every(LOOK_S, self.look, log, "the shared queue could not be read; it goes on"),
                 name="gateway shared queue, look",
             ),
-            asyncio.create_task(
-                every(TELL_EVERY_S, self.load.exchange, log, "the pool's load was not shared; it goes on"),
-                name="gateway shared queue, load",
-            ),
         ]
+        if self._load is not None:
+            told = every(TELL_EVERY_S, self._load.exchange, log, "the pool's load was not shared; it goes on")
+            self._tasks.append(asyncio.create_task(told, name="gateway shared queue, load"))
 
     async def close(self) -> None:
         await stop(self._tasks)

@@ -24,7 +24,7 @@ from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate, Promise, Times, calibrate
 from gateway.estimates.displacement import Displacement, displacement
 from gateway.estimates.engine_load import engine_loads
-from gateway.estimates.forecast_cache import ForecastCache, Size, Submit
+from gateway.estimates.forecast_cache import ForecastCache, Promised, Size, Submit, nothing_promised
 from gateway.estimates.overdue import Overdue, WatchedWait
 from gateway.estimates.step_time_scale import StepTimeScale
 from gateway.flow.controller import FlowController, Ticket
@@ -53,20 +53,22 @@ class Estimator:
         prices: Callable[[], PriceBook],
         model: str,
         cache_s: float,
-        is_enabled: bool = True,
         note: str = "",
         submit: Submit | None = None,
+        promised: Promised = nothing_promised,
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`model`: the one that all upstreams serve; `note` is appended to every forecast's basis;
-        `submit`: to the process that replays; `stopwatch` times the replays on the event loop."""
+        `submit`: to the process that replays; `promised`: outstanding quotes; `stopwatch` times the replays
+        on the event loop."""
         self.lengths = lengths
         self.observed = 0
         self.calibration = Calibration()
         self._upstreams = upstreams
-        self._prices = prices
+        self.prices = prices
+        """Those of now."""
         self._model = model
-        self.is_enabled = is_enabled
+        self.is_enabled = True
         """Whether requests get estimates, and replays run. May change at any time."""
         self._note = note
         self._scales: defaultdict[str, StepTimeScale] = defaultdict(StepTimeScale)
@@ -76,6 +78,7 @@ class Estimator:
             self._lengths,
             every_s=cache_s,
             submit=submit,
+            promised=promised,
             stopwatch=stopwatch,
         )
         self._flow = flow
@@ -320,7 +323,7 @@ class Estimator:
     ) -> Estimate:
         bucket = bucket_of(raw, TIER_RANKS[tier], is_exact=size.is_exact, kind=kind)
         told = self.calibration.correct(raw, bucket)
-        price = self._prices().entry(model, tier).cost_nanousd
+        price = self.prices().entry(model, tier).cost_nanousd
         count, tokens = size.sequences, size.input_tokens
         most = size.max_tokens * count
         check_counts(tokens, 0, most)

@@ -80,8 +80,12 @@ class Answer(Protocol):
 
 
 Submit = Callable[[Picture], Answer]
-Promised = Callable[[float, str | None], Sequence[QueueEntry]]
-"""Outstanding quotes at an instant, as many as are redeemed on average; of the named tenant, all."""
+Promised = Callable[[str | None], Sequence[QueueEntry]]
+"""Outstanding quotes, as many as are redeemed on average; of the named tenant, all."""
+
+
+def nothing_promised(tenant_id: str | None) -> Sequence[QueueEntry]:
+    return ()
 
 
 class Size(msgspec.Struct, frozen=True, gc=False):
@@ -114,7 +118,7 @@ class ForecastCache:
         *,
         every_s: float,
         submit: Submit | None = None,
-        promised: Promised = lambda now_s, tenant_id: (),
+        promised: Promised = nothing_promised,
         stopwatch: Callable[[], float] = perf_counter,
     ) -> None:
         """`submit`: to the process that replays; None: all replays are on the event loop, and there are no
@@ -281,7 +285,7 @@ class ForecastCache:
         ]
 
     def own_quotes(self, tenant_id: str, now_s: float) -> list[QueueEntry]:
-        return [entry for entry in self.promised(now_s, tenant_id) if entry.tenant_id == tenant_id]
+        return [entry for entry in self.promised(tenant_id) if entry.tenant_id == tenant_id]
 
     def _is_calm(self) -> bool:
         """The queue is empty, and was when the surface was built."""
@@ -386,7 +390,7 @@ class ForecastCache:
             lane_of=self._flow.queue.lane_rule.lane,
             promised=[
                 *(ticket.entry for ticket in self.on_the_way.tickets()),
-                *self.promised(now_s, for_tenant),
+                *self.promised(for_tenant),
             ],
             arrivals=self._arrivals.pattern(now_s),
             lines=lines,

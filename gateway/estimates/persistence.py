@@ -1,64 +1,73 @@
-"""Saves and loads learned lengths and forecast corrections."""
+"""Saves and loads what forecasts have learned: lengths of answers, and corrections of estimates."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 from engine.forecast.calibration import Calibration
 from engine.forecast.length.length import LengthForecast
 
 LENGTHS_FILE = "lengths.json"
-
-FILE = "calibration.json"
+CALIBRATIONS_FILE = "calibration.json"
 
 log = logging.getLogger("fairgate.gateway.estimates")
+T = TypeVar("T")
 
 
-def load_calibrations(data_dir: Path | None) -> dict[str, Calibration]:
-    """By served model; a damaged file costs accuracy, never a start."""
-    if data_dir is None:
-        return {}
-    try:
-        found = json.loads((data_dir / FILE).read_text(encoding="utf-8"))
-        return {str(model): Calibration.from_dict(calibration) for model, calibration in found.items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, AttributeError) as error:
-        log.warning("the calibration of the last run is not usable: %s", error)
-        return {}
+class LearnedFiles:
+    """Of a data directory; without one nothing is kept. A damaged file costs accuracy, never a start."""
+
+    def __init__(self, data_dir: Path | None) -> None:
+        self._data_dir = data_dir
+        self._observed = 0
+
+    def lengths(self) -> LengthForecast:
+        """What an earlier run learned."""
+        return self._read(LENGTHS_FILE, LengthForecast.from_dict) or LengthForecast()
+
+    def calibrations(self) -> dict[str, Calibration]:
+        """By served model."""
+        return self._read(CALIBRATIONS_FILE, _calibrations) or {}
+
+    async def save(
+        self, lengths: LengthForecast, calibrations: Mapping[str, Calibration], observed: int
+    ) -> None:
+        """Nothing where no answer was observed since the last time."""
+        if self._data_dir is None or observed == self._observed:
+            return
+        corrections = {model: calibration.to_dict() for model, calibration in calibrations.items()}
+        texts = {LENGTHS_FILE: json.dumps(lengths.to_dict()), CALIBRATIONS_FILE: json.dumps(corrections)}
+        try:
+            await asyncio.to_thread(_write, self._data_dir, texts)
+            self._observed = observed
+        except OSError as error:
+            log.warning("what forecasts have learned could not be saved: %s", error.strerror)
+
+    def _read(self, name: str, parse: Callable[[Any], T]) -> T | None:
+        if self._data_dir is None:
+            return None
+        try:
+            return parse(json.loads((self._data_dir / name).read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, AttributeError) as error:
+            log.warning("%s of the last run is not usable: %s", name, error)
+            return None
 
 
-def as_text(calibrations: Mapping[str, Calibration]) -> str:
-    """Call where the calibrations live; the text can be written anywhere."""
-    return json.dumps({model: calibration.to_dict() for model, calibration in calibrations.items()})
+def _calibrations(stored: Any) -> dict[str, Calibration]:
+    return {str(model): Calibration.from_dict(calibration) for model, calibration in stored.items()}
 
 
-def save_calibrations(data_dir: Path, text: str) -> None:
-    """Atomically."""
-    temporary = data_dir / (FILE + ".new")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, data_dir / FILE)
-
-
-def load_lengths(data_dir: Path | None) -> LengthForecast:
-    """What an earlier run learned; a damaged file costs accuracy, never a start."""
-    if data_dir is None:
-        return LengthForecast()
-    try:
-        return LengthForecast.from_dict(json.loads((data_dir / LENGTHS_FILE).read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return LengthForecast()
-    except (OSError, ValueError) as error:
-        log.warning("the length forecast of the last run is not usable: %s", error)
-        return LengthForecast()
-
-
-def save_lengths(data_dir: Path, text: str) -> None:
-    """Atomically."""
-    temporary = data_dir / (LENGTHS_FILE + ".new")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, data_dir / LENGTHS_FILE)
+def _write(data_dir: Path, texts: Mapping[str, str]) -> None:
+    """Each atomically."""
+    for name, text in texts.items():
+        temporary = data_dir / f"{name}.new"
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, data_dir / name)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from engine.messages import Ready, StepTime
 from engine.step_time.model import mean_of, predict_step_s
-from gateway.config import GatewayConfig
+from gateway.background import Site
 from gateway.domain.server_description import (
     DescribedEngine,
     DescribedQueue,
@@ -48,19 +48,18 @@ _TermsKey = tuple[float, float, tuple[Limit, ...], PriceEntry | None, Tier | Non
 class Describer:
     def __init__(
         self,
-        gateway_id: str,
+        site: Site,
         model: str,
         upstreams: Collection[Upstream],
-        config: GatewayConfig,
         policy: Callable[[], StoredPolicy],
         *,
         is_foreign: bool,
     ) -> None:
         """`policy`: the active one. `is_foreign`: some replica is not our engine."""
-        self._gateway_id = gateway_id
+        self._gateway_id = site.gateway_id
         self._model = model
         self._upstreams = upstreams
-        self._queue = DescribedQueue.of(config)
+        self._queue = DescribedQueue.of(site.config)
         self._policy = policy
         self._is_foreign = is_foreign
         self._seen: tuple[StoredPolicy, list[Ready | None]] | None = None

@@ -6,14 +6,15 @@ A failure here must not affect a request: it is logged and ignored.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
 from engine.messages import TIER_RANKS, StepTime
+from gateway.background import Site
 from gateway.dispatch.admission import Admission
 from gateway.dispatch.dispatcher import Dispatcher
+from gateway.domain.call import Call
 from gateway.domain.timeline import (
     Event,
     Timeline,
@@ -31,13 +32,13 @@ from gateway.explain.describer import Describer
 from gateway.explain.fluid_share import FluidMachine, Job
 from gateway.explain.ideal_share import FairTerms
 from gateway.explain.kept_trace import kept_trace, missed
-from gateway.explain.minutes.flow_meter import FlowMeter
-from gateway.explain.pool_load import PoolLoadShare
 from gateway.explain.slo_monitor import PoolLoad, SloMonitor
 from gateway.explain.timeline_writer import TimelineWriter
 from gateway.flow.types import TokensAhead
 from gateway.records.calibration_recorder import CalibrationRecorder
+from gateway.requests.observer import RequestObserver
 from gateway.requests.run import Run
+from gateway.trace_context import RequestTrace
 from gateway.tracing.build import KeptTrace
 from gateway.tracing.decision import KeepCause
 from gateway.tracing.tracer import Tracer
@@ -53,46 +54,42 @@ MAX_HELD = 4_096
 log = logging.getLogger("fairgate.gateway.recorder")
 
 
-class RequestRecorder:
+class RequestRecorder(RequestObserver):
     """One model's requests. Use from one event loop."""
 
     def __init__(
         self,
+        site: Site,
         pool: str,
         timelines: TimelineWriter,
         slo: SloMonitor,
+        load: PoolLoad,
         find: Callable[[str], Run | None],
-        machine: Callable[[], FluidMachine | None],
-        *,
         admission: Admission,
-        meter: FlowMeter | None = None,
-        describer: Describer | None = None,
-        wall_clock: Callable[[], float] = time.time,
-        tracer: Tracer | None = None,
-        calibration: CalibrationRecorder | None = None,
+        describer: Describer,
+        calibration: CalibrationRecorder,
+        tracer: Tracer | None,
     ) -> None:
-        """`find`: a running request by id; `machine`: the current engines; `admission`: learns whether
-        targets were met; `meter`: counts service by minute. With None: `describer`: timelines lack their
-        server; `tracer`: no traces; `calibration`: estimates are not compared."""
+        """`find`: a running request by id; `admission`: learns whether targets were met; `tracer` None: no
+        traces."""
         self._calibration = calibration
         self._admission = admission
         self._describer = describer
         self._pool = pool
-        self._meter = FlowMeter(pool) if meter is None else meter
-        self._shared: PoolLoadShare | None = None
-        self._wall_clock = wall_clock
+        self._meter, self._shared = load.meter, load.shared
+        self._wall_clock = site.wall_clock
         self._tracer = tracer
         self._held: dict[str, KeptTrace] = {}
         self._timelines = timelines
         self._slo = slo
         self._find = find
-        self._load = slo.pools[pool] = PoolLoad(machine, on_verdict=self._judged)
+        load.on_verdict = self._judged
+        self._load = slo.pools[pool] = load
 
-    def share_load(self, gateway_id: str, life: str, clock: Callable[[], float]) -> PoolLoadShare:
-        """Reports this pool's requests to other gateways from now on, and counts theirs."""
-        self._shared = shared = PoolLoadShare(gateway_id, life, self._load.log, self._meter)
-        self._load.known_until_s = lambda: shared.known_until_s(clock())
-        return shared
+    def trace_of(self, call: Call) -> RequestTrace | None:
+        if self._tracer is None:
+            return super().trace_of(call)
+        return self._tracer.rule.trace_of(call.request_id, call.trace)
 
     def in_line(self, run: Run, entry: QueueEntry, ahead: TokensAhead) -> None:
         """It holds its budget and could run from now on."""
@@ -177,14 +174,11 @@ class RequestRecorder:
     def ended(self, run: Run, outcome: RequestOutcome, use: Use, charged: Amounts) -> None:
         """`use`: what was computed and emitted."""
         try:
-            events: list[Event] = []
             ended_us = round(self._wall_clock() * 1e6)
-            if self._timelines.is_kept or self._calibration is not None or run.kept_for is not None:
-                events = self.events(run, outcome, charged)
+            events = self.events(run, outcome, charged)
             if self._timelines.is_kept:
                 self._keep(run, pack(events), ended_us)
-            if self._calibration is not None:
-                self._calibration.note(kept_figures(events, run.call.model, ended_us))
+            self._calibration.note(kept_figures(events, run.call.model, ended_us))
             unjudged = 0
             if run.in_line:
                 facts = self._logged(run, outcome, use)
@@ -200,10 +194,9 @@ class RequestRecorder:
             log.exception("request %s: what happened to it was not kept", run.call.request_id)
 
     def _keep(self, run: Run, packed: bytes, ended_us: int) -> None:
-        call, server, terms = run.call, None, None
-        if self._describer is not None:
-            server = self._describer.server(run.times.ended_s or run.times.arrived_s)
-            terms = self._describer.terms(run)
+        call = run.call
+        server = self._describer.server(run.times.ended_s or run.times.arrived_s)
+        terms = self._describer.terms(run)
         ids = call.request_id, call.principal.tenant_id
         self._timelines.keep(*ids, packed, server, terms, ended_us=ended_us, session=call.session)
 

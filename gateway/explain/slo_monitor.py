@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import Counter
 
-from gateway.background import BackgroundWriter
+from gateway.background import BackgroundWriter, Site
 from gateway.explain.attribution import Metric, MissVerdict, RequestFacts, judge
 from gateway.explain.fluid_share import FluidMachine, Job
 from gateway.explain.load_log import LoadLog
+from gateway.explain.minutes.flow_meter import FlowMeter
+from gateway.explain.pool_load import PoolLoadShare
 from gateway.statistics import RecentShare
 from tenants.errors import DatabaseUnavailable
 from tenants.outcomes import Cause
@@ -29,7 +31,6 @@ from tenants.slo import store as slo_store
 from tenants.slo.slo import Missed, SloBook, SloTally
 from tenants.slo.store import CountKey
 from tenants.slo.target import Slo
-from tenants.storage.database import Database
 from tenants.types import Tier
 
 PURGE_EVERY_S = 3600.0
@@ -61,11 +62,18 @@ class PoolLoad:
     machine: Callable[[], FluidMachine | None]
     """None: no step-time model, so no counterfactuals."""
     log: LoadLog = field(default_factory=LoadLog)
+    meter: FlowMeter = field(default_factory=lambda: FlowMeter(""))
+    """Service by minute."""
+    shared: PoolLoadShare | None = None
+    """Told to and heard of gateways that share the queue; None: it is not shared."""
+    clock: Callable[[], float] = time.monotonic
     pending: list[_Pending] = field(default_factory=list)
     attainment: RecentShare = field(default_factory=RecentShare)
-    known_until_s: Callable[[], float] = lambda: math.inf
-    """Up to when the load is known: events at gateways that share the queue arrive later."""
     on_verdict: Callable[[str, MissVerdict], None] = lambda request_id, verdict: None
+
+    def known_until_s(self) -> float:
+        """Up to when the load is known: events at gateways that share the queue arrive later."""
+        return math.inf if self.shared is None else self.shared.known_until_s(self.clock())
 
 
 class SloMonitor(BackgroundWriter):
@@ -79,16 +87,13 @@ class SloMonitor(BackgroundWriter):
 
     def __init__(
         self,
-        database: Database,
-        registry: CollectorRegistry,
-        wall_clock: Callable[[], float],
+        site: Site,
         revision: Callable[[], int],
         *,
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`revision` grows with every admin act: targets are then read again."""
-        self._database = database
-        self._wall_clock = wall_clock
+        super().__init__(site)
         self._revision = revision
         self._stopwatch = stopwatch
         self._read_at: int | None = None
@@ -101,20 +106,20 @@ class SloMonitor(BackgroundWriter):
             "fairgate_slo_requests",
             "Requests that a target binds, by whether they met it.",
             ["metric", "tier", "met"],
-            registry=registry,
+            registry=site.prometheus,
         )
         self._allowed = Counter(
             "fairgate_slo_allowed_misses",
             "Misses that targets allow: each request adds the share of its target that may be missed.",
             ["metric", "tier"],
-            registry=registry,
+            registry=site.prometheus,
         )
         self._misses = Counter(
             "fairgate_slo_misses",
             "Missed targets, by cause; `unjudged`: too many at once to be explained; `refused`: not let in,"
             " since it would have been missed.",
             ["metric", "tier", "cause"],
-            registry=registry,
+            registry=site.prometheus,
         )
 
     # ------------------------------------------------------------ requests
@@ -132,7 +137,7 @@ class SloMonitor(BackgroundWriter):
                 all_missed += 1
                 pending = self.pools[pool].pending
                 if len(pending) < MAX_PENDING:
-                    at_us = round(self._wall_clock() * 1e6)
+                    at_us = self._now_us()
                     pending.append(_Pending(facts, job.tenant_id, slo, at_us))
                     to_judge += 1
                 else:
@@ -159,7 +164,8 @@ class SloMonitor(BackgroundWriter):
         await super().close()
         self._rest_until_s = -math.inf
         await self.judge_pending(waits=False)
-        await self.flush()
+        with self._while_away():
+            await self.flush()
 
     async def refresh(self) -> None:
         """Reads the targets again after an admin act. Raises `DatabaseUnavailable`."""
@@ -203,11 +209,11 @@ class SloMonitor(BackgroundWriter):
         missed, self._missed = self._missed, []
         try:
             await slo_store.add(self._database, tallies, missed, self._wall_clock())
-        except DatabaseUnavailable as error:
-            log.warning("counts of targets wait: %s", type(error).__name__)
+        except DatabaseUnavailable:
             for key, tally in tallies.items():
                 self._tallies[key] = self._tallies.get(key, SloTally()) + tally
             self._missed = missed + self._missed
+            raise
 
     def _note(self, pending: _Pending, verdict: MissVerdict) -> None:
         slo = pending.slo

@@ -6,53 +6,38 @@ Unwritten ones wait; beyond `MAX_WAITING` new ones are dropped and counted. A cr
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import Counter
 
-from gateway.background import BackgroundWriter
+from gateway.background import BackgroundWriter, Site
 from gateway.explain.describer import StoredDescription
-from tenants.errors import DatabaseUnavailable
 from tenants.ledger import timelines
 from tenants.ledger.timelines import StoredTimeline
-from tenants.storage.database import Database
 
 PURGE_EVERY_S = 600.0
 MAX_WAITING = 20_000
 MAX_WRITTEN = 2_000
-
-log = logging.getLogger("fairgate.gateway.timelines")
 
 
 class TimelineWriter(BackgroundWriter):
     """Use from one event loop."""
 
     task_name = "gateway timelines"
-    log = log
+    log = logging.getLogger("fairgate.gateway.timelines")
     failed = "timelines could not be written; it is tried again"
-    unavailable = "old timelines stay a while"
+    unavailable = "timelines wait"
     purge_every_s = PURGE_EVERY_S
 
-    def __init__(
-        self,
-        database: Database,
-        registry: CollectorRegistry,
-        wall_clock: Callable[[], float],
-        *,
-        retention_s: float,
-        max_rows: int,
-    ) -> None:
-        """`retention_s` 0: no timeline is kept."""
-        self._database = database
-        self._wall_clock = wall_clock
-        self._retention_s = retention_s
-        self._max_rows = max_rows
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self._retention_s = site.config.timeline_retention_s
+        self._max_rows = site.config.max_timelines
         self._waiting: list[StoredTimeline] = []
         self._described: dict[str, bytes] = {}
         self._dropped = Counter(
             "fairgate_timelines_dropped",
             "Timelines that could not be written in time and were dropped.",
-            registry=registry,
+            registry=site.prometheus,
         )
 
     @property
@@ -74,7 +59,7 @@ class TimelineWriter(BackgroundWriter):
         if len(self._waiting) >= MAX_WAITING:
             self._dropped.inc()
             return
-        ended_us = round(self._wall_clock() * 1e6) if ended_us is None else ended_us
+        ended_us = self._now_us() if ended_us is None else ended_us
         self._described |= {
             description.id: description.content for description in (server, terms) if description is not None
         }
@@ -89,13 +74,10 @@ class TimelineWriter(BackgroundWriter):
         return await timelines.find(self._database, request_id)
 
     async def flush(self) -> None:
+        """Raises `DatabaseUnavailable`."""
         while self._waiting:
             rows = self._waiting[:MAX_WRITTEN]
-            try:
-                await timelines.add(self._database, rows, self._described)
-            except DatabaseUnavailable as error:
-                log.warning("timelines wait: %s", type(error).__name__)
-                return
+            await timelines.add(self._database, rows, self._described)
             # Not before it is durable: until then `find` reads it from here.
             del self._waiting[: len(rows)]
             left = {description_id for row in self._waiting for description_id in (row.server, row.terms)}

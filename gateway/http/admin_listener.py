@@ -9,7 +9,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from gateway.unknown_routes import not_found
+from gateway.http.unknown_routes import not_found
 
 ADMIN_PATHS = ("/admin/v1", "/console", "/metrics")
 TENANT_PATHS = ("/v1",)

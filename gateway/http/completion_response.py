@@ -54,7 +54,7 @@ class CompletionResponse:
         self.closed: Closed | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        run = self._gateway.lifecycle.begin(self._call)
+        run = self._gateway.pools.begin(self._call)
         run.get_ready = self._get_ready
         watcher = _Watcher(receive, run)
         events = EventListener(run)
@@ -132,16 +132,16 @@ class CompletionResponse:
             return event, False
         await send_start(send, 200, self._opening(run) + STREAM_HEADERS)
         while event is None or isinstance(event, InLine):
-            comment = self._gateway.lifecycle.of(run.call).outlook(run).comment()
+            comment = self._gateway.pools.lifecycle_of(run.call).outlook(run).comment()
             await send({"type": "http.response.body", "body": comment, "more_body": True})
             event = await events.within(queue_progress.EVERY_S)
         return event, True
 
     async def _refuse(self, run: Run, send: BoundedSend, error: ApiError, closed: Closed) -> None:
         self._note(run, error)
-        is_long = self._gateway.lifecycle.of(run.call).is_long(run)
+        is_long = self._gateway.pools.lifecycle_of(run.call).is_long(run)
         tiers = tiers_instead(run.call, closed.cause, is_long=is_long)
-        error.details |= self._gateway.quotes_instead(run.call, tiers)
+        error.details |= self._gateway.models.quotes_instead(run.call, tiers)
         body = self._dialect.refused(error, run.call.request_id)
         await send.json(error.status, body, encode_headers(_headers(run) | error.all_headers()))
 

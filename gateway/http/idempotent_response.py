@@ -128,7 +128,7 @@ class IdempotentResponse:
         read_s = min(config.write_timeout_s, config.slow_reader_s) / 2
         recorder = ResponseRecorder(send, read_s, config.max_idempotent_answer_bytes, keep)
         try:
-            self._call = await self._gateway.ready(self._call, self._quote)
+            self._call = await self._gateway.models.ready(self._call, self._quote)
             answer = CompletionResponse(self._gateway, self._call, self._dialect)
             await answer(scope, _never, recorder)
         except (ApiError, NoEngineAvailable, NoneTook) as refusal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -13,30 +14,21 @@ from gateway.upstream.base import Upstream
 from gateway.upstream.openai.upstream import OpenAIUpstream
 
 
+@dataclass(frozen=True, eq=False)
 class LoadCollector(Collector):
     """Queue, budget and upstreams. An engine's counts restart with it, as Prometheus expects of a counter."""
 
-    def __init__(
-        self,
-        flows: Callable[[], Collection[FlowController]],
-        upstreams: Callable[[], Collection[Upstream]],
-        *,
-        pending: Callable[[], int],
-        overdue: Callable[[], int],
-        is_local: Callable[[], bool],
-        share_lags: Callable[[], dict[tuple[str, int], float]],
-        drift: Callable[[], int | None],
-    ) -> None:
-        """`pending`: settlements that are not durable; `overdue`: holds of other gateways older than their
-        lease; `share_lags`: cost tokens by model and rank of a tier, of the tenant furthest behind;
-        `drift`: what the last comparison of usage with the ledger found, None without one."""
-        self._flows = flows
-        self._upstreams = upstreams
-        self._pending = pending
-        self._overdue = overdue
-        self._is_local = is_local
-        self._share_lags = share_lags
-        self._drift = drift
+    flows: Callable[[], Collection[FlowController]]
+    upstreams: Callable[[], Collection[Upstream]]
+    pending: Callable[[], int]
+    """Settlements that are not durable."""
+    overdue: Callable[[], int]
+    """Holds of other gateways older than their lease."""
+    is_local: Callable[[], bool]
+    share_lags: Callable[[], dict[tuple[str, int], float]]
+    """Cost tokens by model and rank of a tier, of the tenant furthest behind."""
+    drift: Callable[[], int | None]
+    """What the last comparison of usage with the ledger found, None without one."""
 
     def collect(self) -> Iterator[Metric]:
         yield from self._waiting()
@@ -44,7 +36,7 @@ class LoadCollector(Collector):
         yield from self._engines()
 
     def _waiting(self) -> Iterator[Metric]:
-        flows, lags = self._flows(), self._share_lags()
+        flows, lags = self.flows(), self.share_lags()
         queued = GaugeMetricFamily("fairgate_queued", "Requests that wait.", labels=["tier"])
         behind = GaugeMetricFamily(
             "fairgate_fair_share_lag_tokens",
@@ -64,24 +56,24 @@ class LoadCollector(Collector):
 
     def _budget(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(
-            "fairgate_settlements_pending", "Settlements that are not durable yet.", self._pending()
+            "fairgate_settlements_pending", "Settlements that are not durable yet.", self.pending()
         )
         yield GaugeMetricFamily(
             "fairgate_holds_overdue",
             "Holds of other gateways that were older than their lease when last looked at: these are dead or "
             "stalled, and the budget stays held until they are settled.",
-            self._overdue(),
+            self.overdue(),
         )
         yield GaugeMetricFamily(
             "fairgate_quota_store_local",
             "1: the quota store is away, a slice of each limit is given out without it.",
-            self._is_local(),
+            self.is_local(),
         )
         drift = GaugeMetricFamily(
             "fairgate_ledger_drift_problems",
             "Differences that the last comparison of the sums of usage with the ledger found here.",
         )
-        if (problems := self._drift()) is not None:
+        if (problems := self.drift()) is not None:
             drift.add_metric([], problems)
         yield drift
 
@@ -112,7 +104,7 @@ class LoadCollector(Collector):
             "what the text holds (usage_low) or above max_tokens (usage_high).",
             labels=["replica", "kind"],
         )
-        for upstream in self._upstreams():
+        for upstream in self.upstreams():
             replica, snapshot = upstream.replica_id, upstream.snapshot
             up.add_metric([replica], upstream.is_up)
             if upstream.is_up and (ready := upstream.ready) is not None and ready.model.forward:

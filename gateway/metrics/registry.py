@@ -32,8 +32,8 @@ def _version() -> str:
 class Metrics:
     """One registry per gateway: two gateways in one process (tests) do not collide."""
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = CollectorRegistry() if registry is None else registry
         self.refusals_by_code: dict[str, int] = {}
         build = Gauge(
             "fairgate_build_info",

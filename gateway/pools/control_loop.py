@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import log
 from typing import TYPE_CHECKING, Any
@@ -84,6 +84,27 @@ def setters_of(
     return {**queue_setters(flow), **of_engines, **own}
 
 
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What a pool's requests say of its load; the rest is seen at queue and engines."""
+
+    arrivals_per_s: float = 0.0
+    attainment: float | None = None
+    """Share of recent targets met; None: unknown."""
+    prefix_hit_share: float | None = None
+    """Of recent prompt tokens, those cached; None: unknown."""
+    expected_late: float = 0.0
+    """Of requests, those expected to miss their target."""
+    in_good_time: float = 0.0
+    """Of ended ones, those well within it."""
+    may_lend: bool = True
+    """A limit has a ceiling to lend up to."""
+
+
+def _rests_of(flow: FlowController, rests: Callable[[], Mapping[Knob, float]]) -> Mapping[Knob, float]:
+    return {**flow.settings.rests.positions, **rests()}
+
+
 class ControlLoop:
     """Use from one event loop."""
 
@@ -96,26 +117,16 @@ class ControlLoop:
         lengths: LengthForecast,
         setters: Setters,
         *,
-        rests: Mapping[Knob, float] | None = None,
-        arrivals_per_s: Callable[[float], float] = lambda now_s: 0.0,
-        attainment: Callable[[], float | None] = lambda: None,
-        prefix_hits: Callable[[], float | None] = lambda: None,
-        expected_late: Callable[[float], float] = lambda now_s: 0.0,
-        in_good_time: Callable[[float], float] = lambda now_s: 0.0,
-        own_rests: Callable[[], Mapping[Knob, float]] | None = None,
+        rests: Callable[[], Mapping[Knob, float]] = dict,
+        signals: Callable[[float], Signals] = lambda now_s: Signals(),
         feed: ControlFeed | None = None,
         on_moves: Callable[[Control, Sequence[Move]], None] = lambda control, moves: None,
-        may_lend: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`rests`: the operator's positions where not those of `DEFAULT_BOUNDS` or of the queue's settings;
-        `own_rests`: the same as of now.
-        `attainment`, `prefix_hits`: recent shares of targets met and prompt tokens cached (None: unknown);
-        `expected_late`: of requests expected to miss their target; `in_good_time`: of ended ones well within
-        it. `feed` None: not shared. `on_moves` gets this gateway's moves once applied; `may_lend`: a limit
-        has a ceiling to lend up to."""
-        rests = {**flow.settings.rests.positions, **(rests or {})}
-        self.control = Control(mode, bounds_of(mode, setters, rests))
-        self.learned = LearnedActions(model, flow, upstreams, own_rests or (lambda: rests))
+        """`rests`: the positions by settings and policy where not those of `DEFAULT_BOUNDS` or of the queue's
+        settings, as of now. `feed` None: not shared. `on_moves` gets this gateway's moves once applied."""
+        own = partial(_rests_of, flow, rests)
+        self.control = Control(mode, bounds_of(mode, setters, own()))
+        self.learned = LearnedActions(model, flow, upstreams, own)
         self.feed = feed
         self.session = (
             None if feed is None else ControlSession(self.control, feed.gateway_id, partial(_tell, model))
@@ -133,13 +144,8 @@ class ControlLoop:
         self._flow = flow
         self._upstreams = upstreams
         self._lengths = lengths
-        self._arrivals_per_s = arrivals_per_s
-        self._attainment = attainment
-        self._prefix_hits = prefix_hits
-        self._expected_late = expected_late
-        self._in_good_time = in_good_time
+        self._signals = signals
         self._on_moves = on_moves
-        self._may_lend = may_lend
         self._preemptions = 0
 
     async def turn(self, now_s: float) -> list[Move]:
@@ -261,23 +267,24 @@ class ControlLoop:
         preemptions = sum(snapshot.preemptions for snapshot in snapshots)
         evictions, self._preemptions = max(0, preemptions - self._preemptions), preemptions
         kv_share = sum(snapshot.referenced_blocks for snapshot in snapshots) / blocks if blocks else 0.0
+        signals = self._signals(now_s)
         return Observation(
-            arrivals_per_s=self._arrivals_per_s(now_s),
+            arrivals_per_s=signals.arrivals_per_s,
             length_spread=self._length_spread(),
             kv_share=kv_share,
-            prefix_hit_share=self._prefix_hits() or 0.0,
+            prefix_hit_share=signals.prefix_hit_share or 0.0,
             step_s=max(map(_step_s, snapshots), default=0.0),
-            attainment=self._attainment(),
+            attainment=signals.attainment,
             queued=len(self._flow),
             evictions=evictions,
-            expected_late=self._expected_late(now_s),
-            in_good_time=self._in_good_time(now_s),
+            expected_late=signals.expected_late,
+            in_good_time=signals.in_good_time,
             spare_share=spare_share(
                 sum(len(snapshot.running) + len(snapshot.waiting) for snapshot in snapshots),
                 self._places(),
                 kv_share,
             )
-            if self._may_lend()
+            if signals.may_lend
             else 0.0,
             higher_waits=self._flow.queued_up_to(NUM_RANKS - 2) > 0,
         )

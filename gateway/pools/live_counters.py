@@ -14,10 +14,10 @@ import msgspec
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from engine.messages import TIER_RANKS
 from gateway.explain.minutes.engine_meter import EngineTotals, kv_permille
-from gateway.explain.minutes.flow_meter import FlowMeter
-from gateway.explain.shares import RecentService, ShareMeter
+from gateway.explain.shares import RecentService
 
 if TYPE_CHECKING:
+    from gateway.background import Site
     from gateway.pools.pool import ModelPool
     from gateway.upstream.base import Upstream
 
@@ -116,31 +116,23 @@ class FleetNow(msgspec.Struct, frozen=True):
         return sum(gateway.running for gateway in self.gateways)
 
 
-def counters_of(
-    gateway_id: str,
-    address: str,
-    now_s: float,
-    pools: Mapping[str, ModelPool],
-    shares: Mapping[str, ShareMeter],
-    meters: Mapping[str, FlowMeter],
-    lag_s: float,
-) -> GatewayNow:
+def counters_of(site: Site, pools: Mapping[str, ModelPool], lag_s: float) -> GatewayNow:
     rows: dict[tuple[str, str], TenantNow] = {}
     queued: Counter[str] = Counter()
     output_tokens = running = 0
-    for name, pool in pools.items():
+    for pool in pools.values():
         running += len(pool.flow.in_flight)
         queued.update(dict(zip(TIER_RANKS, pool.flow.queue.queued_by_tier(), strict=True)))
         for flow in pool.flow.tenants.all():
             output_tokens += flow.output_tokens + flow.running_output_tokens
-        for row in _tenants_of(pool, shares[name], meters[name]):
+        for row in _tenants_of(pool):
             whose = (row.tenant_id, row.tier)
             rows[whose] = rows[whose].plus(row) if whose in rows else row
     busiest = sorted(rows.values(), key=lambda row: (-row.queued, -row.running, -row.had, row.tenant_id))
     return GatewayNow(
-        gateway_id,
-        address,
-        now_s,
+        site.gateway_id,
+        site.address,
+        site.clock(),
         output_tokens,
         dict(queued),
         running,
@@ -151,13 +143,17 @@ def counters_of(
     )
 
 
-def _tenants_of(pool: ModelPool, meter: ShareMeter, minutes: FlowMeter) -> Iterable[TenantNow]:
-    bound, came = paper_bound(pool.spec.upstreams), minutes.recent_arrivals()
+def _tenants_of(pool: ModelPool) -> Iterable[TenantNow]:
+    bound, came = paper_bound(pool.spec.upstreams), pool.meters.flow.recent_arrivals()
+    had = pool.meters.shares.recent
     nothing = RecentService()
     for flow in pool.flow.tenants.all():
         for tier, rank in TIER_RANKS.items():
             whose = (flow.tenant_id, rank)
-            recent, (arrivals, before_line_us) = meter.recent.get(whose, nothing), came.get(whose, (0, 0))
+            recent, (arrivals, before_line_us) = (
+                had.get(whose, nothing),
+                came.get(whose, (0, 0)),
+            )
             if flow.queued[rank] or flow.running[rank] or arrivals or recent is not nothing:
                 yield TenantNow(
                     flow.tenant_id,

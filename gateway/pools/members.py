@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from engine.client.keys import KeysRefused
@@ -24,7 +25,10 @@ START_WAIT_S = 5.0
 log = logging.getLogger("fairgate.gateway.members")
 
 
-async def _nothing(upstream: Upstream) -> None:
+Prepare = Callable[[Upstream], Awaitable[None]]
+
+
+async def nothing(upstream: Upstream) -> None:
     """Before the gateway has started, which prepares all that are there."""
 
 
@@ -51,8 +55,6 @@ class Members:
     ) -> None:
         """`make` raises `KeysRefused`."""
         self.replicas = replicas
-        self.prepare: Callable[[Upstream], Awaitable[None]] = _nothing
-        """Called with an engine that has joined, before it is connected to."""
         self._sources = sources
         self._make = make
         self._clock = clock
@@ -87,8 +89,9 @@ class Members:
             rows.append({"name": "", "address": "", "source": source, "state": "failed", "why": why})
         return rows
 
-    async def look(self) -> None:
-        """Asks the sources once, and acts on it."""
+    async def look(self, prepare: Prepare = nothing) -> None:
+        """Asks the sources once, and acts on it. `prepare` is called with an engine that has joined, before
+        it is connected to."""
         await asyncio.gather(*map(self._ask, self._sources))
         now_s = self._clock()
         said = [word for source in self._sources for word in self._said.get(source.name, ())]
@@ -105,7 +108,7 @@ class Members:
             if act in (MemberAct.REMOVE, MemberAct.REPLACE):
                 await self._remove(name, act)
             if act in (MemberAct.JOIN, MemberAct.REPLACE):
-                await self._join(decided.places[name], now_s, refused)
+                await self._join(decided.places[name], now_s, refused, prepare)
             elif act is not MemberAct.REMOVE:
                 self._stay(name, act, decided)
         for name, line in refused.items():
@@ -125,9 +128,10 @@ class Members:
         if missing := self.missing():
             log.warning("engines that do not serve yet: %s", ", ".join(missing))
 
-    async def run(self) -> None:
+    async def run(self, prepare: Prepare) -> None:
         """Follows the sources until it is cancelled."""
-        await every(FOLLOW_EVERY_S, self.look, log, "the engines were not followed; it goes on")
+        look = partial(self.look, prepare)
+        await every(FOLLOW_EVERY_S, look, log, "the engines were not followed; it goes on")
 
     async def close(self) -> None:
         await asyncio.gather(*(seat.engine.close() for seat in self._seats.values()))
@@ -145,7 +149,9 @@ class Members:
             if self._failed.pop(source.name, None):
                 log.info("%s answers again", source.name)
 
-    async def _join(self, place: NamedEngine, now_s: float, refused: dict[str, str]) -> None:
+    async def _join(
+        self, place: NamedEngine, now_s: float, refused: dict[str, str], prepare: Prepare
+    ) -> None:
         try:
             engine = self._make(place)
         except KeysRefused as error:
@@ -153,7 +159,7 @@ class Members:
             return
         self._seats[place.name] = _Seat(engine, place, now_s, now_s, now_s)
         self.replicas.add(engine)
-        await self.prepare(engine)
+        await prepare(engine)
         engine.open()
         log.info("engine %s joins: %s (%s)", place.name, place.address, place.source)
 

@@ -1,24 +1,32 @@
-"""A pool: one served model with its replicas, queue, forecasts and lifecycle. Pools share accounts."""
+"""Pools: each is one served model with its replicas, queue, forecasts and lifecycle. They share accounts."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
+from engine.forecast.calibration import Calibration
 from engine.messages import Ready, SamplingParams
 from gateway.dispatch.dispatcher import Dispatcher, NoEngineAvailable
 from gateway.domain.call import OPENAI_DEFAULTS, Call, ServedModel
 from gateway.estimates.estimator import Estimator
+from gateway.explain.minutes.engine_meter import EngineMeter
+from gateway.explain.minutes.flow_meter import FlowMeter
+from gateway.explain.shares import ShareMeter
 from gateway.flow.controller import FlowController
 from gateway.flow.lanes import long_tokens_of
+from gateway.pools.control_loop import ControlLoop
 from gateway.requests.lifecycle import Lifecycle
 from gateway.requests.parse import Renderer
 from gateway.requests.run import Run
 from gateway.upstream.base import takes_turns
 from gateway.upstream.capabilities import MEDIA_NEEDS, ServerOffer
 from gateway.upstream.replica_set import ReplicaSet
+
+log = logging.getLogger("fairgate.gateway")
 
 
 @dataclass(frozen=True)
@@ -41,12 +49,23 @@ class PoolSpec:
 
 
 @dataclass(frozen=True)
+class PoolMeters:
+    """Service of one pool, counted once a second."""
+
+    flow: FlowMeter
+    engines: EngineMeter
+    shares: ShareMeter = field(default_factory=ShareMeter)
+
+
+@dataclass(frozen=True)
 class ModelPool:
     spec: PoolSpec
     flow: FlowController
     dispatcher: Dispatcher
     estimates: Estimator
     lifecycle: Lifecycle
+    control: ControlLoop
+    meters: PoolMeters
 
     @property
     def name(self) -> str:
@@ -93,6 +112,23 @@ class ModelPool:
             sampling=self.spec.sampling,
         )
 
+    def sample_shares(self, now_s: float, wall_s: float) -> None:
+        had = self.meters.shares.sample(now_s, self.flow.tenants.all())
+        self.meters.flow.sample(now_s, wall_s, had, self.flow.queue.waiting_costs())
+        self.meters.engines.sample(now_s, wall_s, self.spec.upstreams)
+
+    def leave_drained(self) -> None:
+        """Moves what runs at drained replicas to others."""
+        for upstream in self.spec.upstreams:
+            if upstream.is_drained:
+                self.lifecycle.move_off(upstream)
+
+    def watch_forecasts(self, now_s: float) -> None:
+        try:
+            self.estimates.watch(now_s)
+        except Exception:
+            log.exception("the forecasts of %s were not renewed; they go on", self.name)
+
     def _announced(self) -> list[Ready]:
         return [ready for upstream in self.spec.upstreams if (ready := upstream.ready) is not None]
 
@@ -103,32 +139,54 @@ def _context_tokens(announced: Sequence[Ready]) -> int | None:
     return min((model.model.context_tokens for model in announced), default=None)
 
 
-class Lifecycles:
-    def __init__(self, pools: Mapping[str, ModelPool], default: str) -> None:
-        self._pools = pools
-        self._default = default
+class Pools(dict[str, ModelPool]):
+    """The pools of a gateway by name, filled once, in the order of the settings."""
+
+    @property
+    def first(self) -> ModelPool:
+        """The model of our own engine, or the first one."""
+        return next(iter(self.values()))
+
+    @property
+    def has_engine(self) -> bool:
+        return any(pool.has_engine for pool in self.values())
+
+    @property
+    def observed(self) -> int:
+        """Answers that forecasts have learned from."""
+        return sum(pool.estimates.observed for pool in self.values())
+
+    def calibrations(self) -> dict[str, Calibration]:
+        return {name: pool.estimates.calibration for name, pool in self.items()}
+
+    def switch_estimates(self) -> bool:
+        """Toggles estimates until the next start; returns whether they are on."""
+        is_enabled = not self.first.estimates.is_enabled
+        for pool in self.values():
+            pool.estimates.is_enabled = is_enabled
+        return is_enabled
 
     @property
     def running(self) -> int:
-        return sum(pool.lifecycle.running for pool in self._pools.values())
+        return sum(pool.lifecycle.running for pool in self.values())
 
     def begin(self, call: Call) -> Run:
-        return self.of(call).begin(call)
+        return self.lifecycle_of(call).begin(call)
 
     def find(self, request_id: str) -> Run | None:
-        runs = (pool.lifecycle.find(request_id) for pool in self._pools.values())
+        runs = (pool.lifecycle.find(request_id) for pool in self.values())
         return next((run for run in runs if run is not None), None)
 
     def runs_of(self, tenant_id: str | None) -> list[Run]:
         """A tenant's requests, or with None all, the oldest first."""
-        runs = [run for pool in self._pools.values() for run in pool.lifecycle.runs_of(tenant_id)]
+        runs = [run for pool in self.values() for run in pool.lifecycle.runs_of(tenant_id)]
         return sorted(runs, key=lambda run: run.times.arrived_s)
 
     def in_flight(self) -> list[tuple[str, str, int]]:
         """Model, name and dispatched requests of every replica. May overcount, never undercounts: a
         request that moved to another replica before its first token counts at both."""
         counts: Counter[tuple[str, str]] = Counter()
-        for name, pool in self._pools.items():
+        for name, pool in self.items():
             for flight in pool.flow.in_flight:
                 counts[name, flight.replica_id] += 1
             for run in pool.lifecycle.runs_of(None):
@@ -136,23 +194,23 @@ class Lifecycles:
                     counts[name, run.turn.upstream.replica_id] += 1
         return [
             (name, upstream.name, max(counts[name, upstream.replica_id], upstream.running_requests))
-            for name, pool in self._pools.items()
+            for name, pool in self.items()
             for upstream in pool.spec.upstreams
         ]
 
-    def of(self, call: Call) -> Lifecycle:
-        return self._pools[call.pool or self._default].lifecycle
+    def lifecycle_of(self, call: Call) -> Lifecycle:
+        return (self[call.pool] if call.pool else self.first).lifecycle
 
     async def follow_directory(self) -> None:
         followed = await asyncio.gather(
-            *(pool.lifecycle.follow_directory() for pool in self._pools.values()), return_exceptions=True
+            *(pool.lifecycle.follow_directory() for pool in self.values()), return_exceptions=True
         )
         for failure in followed:
             if failure is not None:
                 raise failure
 
     async def close(self, grace_s: float) -> None:
-        await asyncio.gather(*(pool.lifecycle.close(grace_s) for pool in self._pools.values()))
+        await asyncio.gather(*(pool.lifecycle.close(grace_s) for pool in self.values()))
 
 
 def pools_of(specs: Sequence[PoolSpec]) -> dict[str, PoolSpec]:

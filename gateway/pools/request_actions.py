@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from gateway import errors
+from gateway.background import Site
 from gateway.domain.tiers import TIER_NAMES
 from gateway.domain.timeline import FIELDS, TimelineKind
 from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
-from gateway.pools.live_counters import GatewayNow
-from gateway.pools.pool import Lifecycles
-from gateway.pools.waiting import WaitingHere
+from gateway.metrics.recent_lag import RecentLag
+from gateway.pools.live_counters import counters_of
+from gateway.pools.pool import Pools
+from gateway.pools.waiting import waiting_here
 from gateway.requests.run import Run
 from gateway.requests.tier_change import Offer
 from tenants.ledger.rows import LedgerRow
@@ -117,30 +118,24 @@ class PeerAnswers:
 class RequestActions:
     """Use from one event loop."""
 
-    def __init__(
-        self,
-        lifecycle: Lifecycles,
-        clock: Callable[[], float],
-        counters: Callable[[], GatewayNow] | None = None,
-        waiting: Callable[[Collection[str] | None, str], WaitingHere] | None = None,
-    ) -> None:
-        """`counters`, `waiting`: answers about the whole gateway; None: not answered."""
-        self._lifecycle = lifecycle
-        self._clock = clock
-        self._counters = counters
-        self._waiting = waiting
+    def __init__(self, site: Site, pools: Pools, lag: RecentLag) -> None:
+        self._site = site
+        self._pools = pools
+        self._lag = lag
 
     async def act(self, ask: RequestAction) -> ActionResult:
         """Never raises: a refusal is an answer, too."""
         if ask.act == LIST:
             return ActionResult(True, self._listed(ask))
         if ask.act == COUNT:
-            return ActionResult(True, self._lifecycle.in_flight())
-        if ask.act == COUNTERS and self._counters is not None:
-            return ActionResult(True, msgspec.to_builtins(self._counters()))
-        if ask.act == WAITING and self._waiting is not None:
-            return ActionResult(True, msgspec.to_builtins(self._waiting(ask.of_tenants, ask.tier)))
-        run = self._lifecycle.find(ask.request_id)
+            return ActionResult(True, self._pools.in_flight())
+        if ask.act == COUNTERS:
+            counters = counters_of(self._site, self._pools, self._lag.most_s)
+            return ActionResult(True, msgspec.to_builtins(counters))
+        if ask.act == WAITING:
+            waiting = waiting_here(self._site, self._pools, ask.of_tenants, ask.tier)
+            return ActionResult(True, msgspec.to_builtins(waiting))
+        run = self._pools.find(ask.request_id)
         if run is None or ask.tenant_id not in (None, run.call.principal.tenant_id):
             return NOT_HERE
         value: Any = None
@@ -166,14 +161,14 @@ class RequestActions:
             case "cancel":
                 return self._cancelled(run, ask)
             case "offer":
-                lifecycle, tier = self._lifecycle.of(run.call), Tier(ask.tier)
+                lifecycle, tier = self._pools.lifecycle_of(run.call), Tier(ask.tier)
                 offered = _offered(run, lifecycle.offer(run, tier), moved=False)
                 costs = lifecycle.displacement(run, tier)
                 whose = {} if ask.tenant_id is not None else {"passed": costs.passed_as_json()}
                 return offered | {"displaces": costs.as_json()} | whose
             case "move":
                 tier = Tier(ask.tier)
-                offer = await self._lifecycle.of(run.call).move(run, tier, ask.by)
+                offer = await self._pools.lifecycle_of(run.call).move(run, tier, ask.by)
                 return _offered(run, offer, moved=offer.before.tier is not tier)
         raise errors.internal(request_id=ask.request_id)
 
@@ -181,7 +176,7 @@ class RequestActions:
         tenant_id = ask.tenant_id if ask.tenant_id is not None else ask.of_tenant or None
         matching = (
             run
-            for run in self._lifecycle.runs_of(tenant_id)
+            for run in self._pools.runs_of(tenant_id)
             if ask.tier in ("", run.call.tier.value)
             and ask.status in ("", run.status)
             and ask.project in ("", run.call.principal.project_id)
@@ -193,7 +188,7 @@ class RequestActions:
     def _cancelled(self, run: Run, ask: RequestAction) -> dict[str, Any]:
         shown = self._shown(run, ask)
         if run.status != "ended":  # else it is only being settled
-            self._lifecycle.of(run.call).cancel(run)
+            self._pools.lifecycle_of(run.call).cancel(run)
             shown["status"] = "cancelled"
         return shown
 
@@ -208,7 +203,7 @@ class RequestActions:
             "service_tier": TIER_NAMES[call.tier],
             "model": call.model,
             "created": call.created,
-            "elapsed_s": round(self._clock() - run.times.arrived_s, 3),
+            "elapsed_s": round(self._site.clock() - run.times.arrived_s, 3),
             "input_tokens": call.input_tokens,
             "output_tokens": run.output_tokens,
             "labels": call.labels,

@@ -14,6 +14,7 @@ from gateway.requests.queue_progress import outlook
 from gateway.requests.run import Run
 
 if TYPE_CHECKING:
+    from gateway.background import Site
     from gateway.pools.pool import ModelPool
 
 MAX_WAITING_SHOWN = 100
@@ -49,11 +50,7 @@ class WaitingHere(msgspec.Struct, frozen=True):
 
 
 def waiting_here(
-    gateway_id: str,
-    pools: Mapping[str, ModelPool],
-    tenant_ids: Collection[str] | None,
-    tier: str,
-    now_s: float,
+    site: Site, pools: Mapping[str, ModelPool], tenant_ids: Collection[str] | None, tier: str
 ) -> WaitingHere:
     """`tenant_ids`: None: of all tenants. `tier`: empty: all."""
     waiting = [
@@ -69,7 +66,7 @@ def waiting_here(
     lines = {pool.name: _by_tenant(pool) for _, pool in shown}
     return WaitingHere(
         [
-            _waiting(gateway_id, run, pool, lines[pool.name][run.call.principal.tenant_id], now_s)
+            _waiting(site.gateway_id, run, pool, lines[pool.name][run.call.principal.tenant_id], site.clock())
             for run, pool in shown
         ],
         len(waiting),

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from engine.entry import QueueEntry
 from engine.messages import TIER_RANKS
 from gateway import errors
+from gateway.background import Site
 from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate
 from gateway.domain.quote_binding import Binding
@@ -90,19 +91,17 @@ class Quotes:
 
     def __init__(
         self,
+        site: Site,
         secret: bytes,
-        *,
-        valid_s: float,
-        wall_clock: Callable[[], float],
         prices_at: Callable[[int], Awaitable[PriceBook]],
         redeemed: Redeemed,
     ) -> None:
         """`prices_at` returns an earlier version of the price book."""
-        self.valid_s = valid_s
+        self.valid_s = site.config.quote_valid_s
         self._redeemed_shares: dict[str, float] = {}
         """Recent share by tenant; 1 until known."""
         self._signer = Signer(secret)
-        self._wall_clock = wall_clock
+        self._wall_clock = site.wall_clock
         self._prices_at = prices_at
         self._redeemed = redeemed
         self._offers: OrderedDict[str, _Offer] = OrderedDict()

@@ -8,10 +8,11 @@ loses the running minute, of reads the running hour. Acts are audited in their o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import Counter
 
+from gateway.background import Site
 from gateway.log_context import CURRENT
 from gateway.records.exact_writer import ExactWriter
 from tenants.admin.audit import Actor
@@ -32,18 +33,15 @@ class AccessRecorder(ExactWriter[Sequence[MergedAccess]]):
     failed = "accesses could not be audited; it is tried again"
     unavailable = "accesses are audited later"
 
-    def __init__(
-        self, transactions: Transactions, registry: CollectorRegistry, wall_clock: Callable[[], float]
-    ) -> None:
-        super().__init__("accesses")
+    def __init__(self, site: Site, transactions: Transactions) -> None:
+        super().__init__(site, "accesses")
         self._transactions = transactions
-        self._wall_clock = wall_clock
         self._waiting = AccessBuffer()
         self._is_last = False
         self._dropped = Counter(
             "fairgate_audit_accesses_dropped",
             "Log-ins, refused attempts and reads that no row of the audit counts: too many waited.",
-            registry=registry,
+            registry=site.prometheus,
         )
 
     def note(self, action: str, actor: Actor, target: str, why: str = "") -> None:
@@ -78,6 +76,3 @@ class AccessRecorder(ExactWriter[Sequence[MergedAccess]]):
         await super().close()
         while len(self._waiting) and self._unanswered is None:
             await self.flush()
-
-    def _now_us(self) -> int:
-        return round(self._wall_clock() * 1e6)

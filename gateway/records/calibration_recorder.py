@@ -6,12 +6,12 @@ their hours are merged. A killed process loses the last second.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+from gateway.background import Site
 from gateway.records.exact_writer import ExactWriter
 from tenants.counts import calibration
 from tenants.counts.calibration import CalibrationKey, KeptCount
-from tenants.storage.database import Database
 from tenants.storage.flushes import Flush
 
 MAX_COUNTS = 50_000
@@ -28,10 +28,8 @@ class CalibrationRecorder(ExactWriter[CalibrationCounts]):
     unavailable = "counts of kept figures wait"
     purge_every_s = PURGE_EVERY_S
 
-    def __init__(self, database: Database, wall_clock: Callable[[], float]) -> None:
-        super().__init__("calibration")
-        self._database = database
-        self._wall_clock = wall_clock
+    def __init__(self, site: Site) -> None:
+        super().__init__(site, "calibration")
         self._counts: CalibrationCounts = {}
 
     def note(self, kept: Mapping[CalibrationKey, KeptCount]) -> None:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from abc import abstractmethod
 from typing import Generic, TypeVar
 
-from gateway.background import BackgroundWriter
+from gateway.background import BackgroundWriter, Site
 from tenants.errors import DatabaseUnavailable
 from tenants.storage.flushes import Flush
 
 Batch = TypeVar("Batch")
 
-log = logging.getLogger("fairgate.gateway.records")
-
 
 class ExactWriter(BackgroundWriter, Generic[Batch]):
     """Repeats a failed batch unchanged under its number before newer ones. Use from one event loop."""
 
-    log = log
-
-    def __init__(self, name: str) -> None:
+    def __init__(self, site: Site, name: str) -> None:
         """`name`: unique in a process."""
+        super().__init__(site)
         self._writer = f"{name}/{secrets.token_hex(8)}"
         self._number = 0
         self._unanswered: Batch | None = None
@@ -45,6 +41,6 @@ class ExactWriter(BackgroundWriter, Generic[Batch]):
             try:
                 await self.write(self._unanswered, Flush(self._writer, self._number))
             except DatabaseUnavailable as error:
-                log.warning("%s: %s", self.unavailable, type(error).__name__)
+                self.log.warning("%s: %s", self.unavailable, type(error).__name__)
                 return
             self._unanswered = None

@@ -6,58 +6,45 @@ reports. A killed process loses the last second.
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import Counter
 
-from gateway.background import BackgroundWriter
+from gateway.background import BackgroundWriter, Site
 from gateway.flow.control_rules import Control, Move
 from tenants.counts import move_store
 from tenants.counts.move_store import MAX_MODEL_CHARACTERS, MAX_REASON_CHARACTERS, StoredMove
-from tenants.errors import DatabaseUnavailable
-from tenants.storage.database import Database
 
 PURGE_EVERY_S = 600.0
 MAX_WAITING = 5_000
 MAX_WRITTEN = 500
-
-log = logging.getLogger("fairgate.gateway.records")
 
 
 class MoveRecorder(BackgroundWriter):
     """Use from one event loop."""
 
     task_name = "gateway moves"
-    log = log
     failed = "moves of the control loop could not be written; it is tried again"
     unavailable = "moves of the control loop wait"
     purge_every_s = PURGE_EVERY_S
 
-    def __init__(
-        self,
-        database: Database,
-        registry: CollectorRegistry,
-        gateway_id: str,
-        wall_clock: Callable[[], float],
-    ) -> None:
-        self._database = database
-        self._gateway_id = gateway_id
-        self._wall_clock = wall_clock
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self._gateway_id = site.gateway_id
         self._process = secrets.token_hex(6)
         self._number = 0
         self._waiting: deque[StoredMove] = deque()
         self._dropped = Counter(
             "fairgate_control_moves_dropped",
             "Moves of the control loop that could not be written in time and are in no list.",
-            registry=registry,
+            registry=site.prometheus,
         )
 
     def note(self, model: str, control: Control, moves: Sequence[Move]) -> None:
-        at_us = round(self._wall_clock() * 1e6)
+        at_us = self._now_us()
         knobs = {knob.value: value for knob, value in control.in_force.items()}
         for move in moves:
             self._number += 1
@@ -81,14 +68,10 @@ class MoveRecorder(BackgroundWriter):
             self._dropped.inc()
 
     async def flush(self) -> None:
-        """Keeps what is not confirmed, and writes it again."""
+        """Keeps what is not confirmed, and writes it again. Raises `DatabaseUnavailable`."""
         while self._waiting:
             chunk = list(islice(self._waiting, MAX_WRITTEN))
-            try:
-                await move_store.add(self._database, chunk)
-            except DatabaseUnavailable as error:
-                log.warning("%s: %s", self.unavailable, type(error).__name__)
-                return
+            await move_store.add(self._database, chunk)
             # Some of them may have been dropped meanwhile.
             written = {move.move_id for move in chunk}
             while self._waiting and self._waiting[0].move_id in written:

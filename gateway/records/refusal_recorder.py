@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.background import Site
 from gateway.errors import ApiError
 from gateway.metrics.registry import Metrics
 from gateway.records.exact_writer import ExactWriter
 from tenants.counts import refusal_store
 from tenants.counts.refusal_store import Counts, RefusalKey, RefusedRequest
-from tenants.storage.database import Database
 from tenants.storage.flushes import Flush
 
 WHOLE_OF_A_KIND = 5
@@ -51,11 +50,9 @@ class RefusalRecorder(ExactWriter[RefusalBatch]):
     unavailable = "refusals wait"
     purge_every_s = PURGE_EVERY_S
 
-    def __init__(self, database: Database, metrics: Metrics, wall_clock: Callable[[], float]) -> None:
-        super().__init__("refusals")
-        self._database = database
+    def __init__(self, site: Site, metrics: Metrics) -> None:
+        super().__init__(site, "refusals")
         self._metrics = metrics
-        self._wall_clock = wall_clock
         self._counts: Counts = {}
         self._rows: list[RefusedRequest] = []
         self._whole_of_kind: dict[RefusalKey, int] = {}
@@ -78,7 +75,7 @@ class RefusalRecorder(ExactWriter[RefusalBatch]):
         lacked = error.lacked
         refused = RefusedRequest(
             request_id[: refusal_store.MAX_ID_CHARACTERS],
-            round(self._wall_clock() * 1e6),
+            self._now_us(),
             error.code,
             *caller,
             tier=tier,

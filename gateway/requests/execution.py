@@ -15,7 +15,9 @@ from msgspec.structs import replace
 
 from engine.messages import TIER_RANKS, Delta, Submit
 from gateway.asyncio_helpers import one_of
+from gateway.background import Site
 from gateway.budget import token_cap
+from gateway.budget.holds import Holds
 from gateway.budget.top_up import TopUpTask
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.ids import sequence_id
@@ -52,22 +54,19 @@ class Execution:
 
     def __init__(
         self,
+        site: Site,
+        holds: Holds,
         dispatcher: Dispatcher,
-        make_top_up_task: Callable[[Run, Callable[[], Upstream]], TopUpTask | None],
-        clock: Callable[[], float],
         relocation: Relocation,
-        *,
-        sending: Callable[[str, str], None],
-        outcome_wait_s: float,
-        slow_reader_s: float,
+        make_top_up_task: Callable[[Run, Callable[[], Upstream]], TopUpTask | None],
     ) -> None:
         self._dispatcher = dispatcher
         self._make_top_up_task = make_top_up_task
-        self._clock = clock
+        self._clock = site.clock
         self._relocation = relocation
-        self._sending = sending
-        self._outcome_wait_s = outcome_wait_s
-        self._slow_reader_s = slow_reader_s
+        self._holds = holds
+        self._outcome_wait_s = site.config.outcome_wait_s
+        self._slow_reader_s = site.config.slow_reader_s
         self._stragglers: set[asyncio.Task[None]] = set()
 
     async def decode(self, run: Run) -> RequestOutcome:
@@ -75,7 +74,7 @@ class Execution:
         upstreams raise; nothing of the request runs any more then."""
         upstream = _place_of(run)
         # If this gateway stalled while the request waited, another one may have settled it.
-        self._sending(run.call.request_id, engine_life(upstream.ready) or upstream.replica_id)
+        self._holds.sending(run.call.request_id, engine_life(upstream.ready) or upstream.replica_id)
         top_up_task = self._make_top_up_task(run, lambda: _place_of(run))
         top_ups = [asyncio.create_task(top_up_task.run())] if top_up_task is not None else []
         readers: list[asyncio.Task[None]] = []

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from functools import partial
 
 from msgspec.structs import replace
 
 from engine.messages import SequenceOutcome
+from gateway.background import Site
 from gateway.budget.holds import Holds
 from gateway.budget.stream_limiter import StreamLimiter
 from gateway.dispatch.dispatcher import Dispatcher
@@ -50,31 +49,27 @@ class RequestFinisher:
 
     def __init__(
         self,
+        site: Site,
         holds: Holds,
         dispatcher: Dispatcher,
-        stream_limiter: StreamLimiter,
         estimates: Estimator,
         metrics: Metrics,
-        observer: RequestObserver | None,
-        clock: Callable[[], float],
-        *,
+        stream_limiter: StreamLimiter,
         prefix_hits: RecentShare,
-        settle_wait_s: float,
-        quote_credit_share: float,
-        most_credit_nanousd: int,
+        observer: RequestObserver,
     ) -> None:
-        """`most_credit_nanousd`: of one tenant and day."""
         self._holds = holds
         self._dispatcher = dispatcher
         self._stream_limiter = stream_limiter
         self._estimates = estimates
         self._metrics = metrics
         self._observer = observer
-        self._clock = clock
+        self._clock = site.clock
         self._prefix_hits = prefix_hits
-        self._settle_wait_s = settle_wait_s
-        self._quote_credit_share = quote_credit_share
-        self._most_credit_nanousd = most_credit_nanousd
+        self._settle_wait_s = site.config.settle_wait_s
+        self._quote_credit_share = site.config.quote_credit_share
+        self._most_credit_nanousd = round(site.config.quote_credit_usd * 1e9)
+        """Of one tenant and day."""
 
     async def settle(self, run: Run, outcome: RequestOutcome, cause: BaseException | None) -> None:
         """Frees its place, settles durably, notifies. `cause`: why the answer is not complete."""
@@ -92,9 +87,8 @@ class RequestFinisher:
             if call.request_id in self._holds.live:
                 charged = self._charge(run, use)
                 run.redemption = redemption = self._redemption(run, outcome, charged)
-                if self._observer is not None:
-                    # Before the acknowledgement, which also tells the engine whether to make spans.
-                    run.kept_for = self._observer.kept_for(run, outcome, use)
+                # Before the acknowledgement, which also tells the engine whether to make spans.
+                run.kept_for = self._observer.kept_for(run, outcome, use)
                 credit = 0 if redemption is None else redemption.credit_nanousd
                 pending, credited = await self._settle_holds(
                     run, outcome, charged, use, credit, outcomes, said
@@ -139,8 +133,10 @@ class RequestFinisher:
         binding = run.call.binding
         if binding is None or run.moves:
             return None
-        judged = partial(
-            redemption_of,
+        own_s = self._observer.own_time_s(run) if outcome in JUDGED else (0.0, 0.0)
+        if own_s is None:
+            return Redemption(binding.quote.offer_id, None, is_binding=binding.quote.is_binding)
+        return redemption_of(
             binding.quote.offer_id,
             binding.estimate,
             run.times,
@@ -151,13 +147,8 @@ class RequestFinisher:
             rested_s=run.timeline.waited_s(TimelineKind.TOPPED_UP, TimelineKind.STALLED),
             credit_share=self._quote_credit_share,
             is_binding=binding.quote.is_binding,
+            own_s=own_s,
         )
-        if self._observer is None or outcome not in JUDGED:
-            return judged()
-        own_s = self._observer.own_time_s(run)
-        if own_s is None:
-            return Redemption(binding.quote.offer_id, None, is_binding=binding.quote.is_binding)
-        return judged(own_s=own_s)
 
     @staticmethod
     def _counted(run: Run, charged: Amounts, use: Use) -> Amounts:
@@ -261,8 +252,7 @@ class RequestFinisher:
             if use.input_tokens:
                 self._prefix_hits.note(use.cached_tokens / use.input_tokens)
             self._judge(run, outcome, charged, redemption)
-            if self._observer is not None:
-                self._observer.ended(run, outcome, use, charged)
+            self._observer.ended(run, outcome, use, charged)
         except Exception:
             log.exception("request %s: nothing was learned from it", run.call.request_id)
 

@@ -22,8 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace as with_fields
 from typing import Any, Protocol, TypeVar
 
@@ -32,6 +31,7 @@ from msgspec.structs import replace
 from engine.entry import QueueEntry
 from engine.messages import TIER_RANKS
 from gateway import errors, log_context
+from gateway.background import Site
 from gateway.budget import lease
 from gateway.budget.holds import BudgetDenied, EndUserRefused, Holds
 from gateway.budget.metering import RequestMetering
@@ -65,8 +65,6 @@ from gateway.requests.relocation import Relocation
 from gateway.requests.run import Events, InLine, Interrupted, Run, uses_of
 from gateway.requests.tier_change import Offer, TierChange
 from gateway.statistics import RecentShare
-from gateway.trace_context import RequestTrace
-from gateway.tracing.decision import TraceRule
 from gateway.upstream.base import (
     RequestTask,
     SequenceRefused,
@@ -77,7 +75,7 @@ from gateway.upstream.base import (
 )
 from tenants.errors import DatabaseUnavailable, KeyRejected, UnknownPrice
 from tenants.outcomes import RequestOutcome
-from tenants.pricing.pricing import PriceBook, counted
+from tenants.pricing.pricing import counted
 from tenants.quota.rules import refusal_by
 from tenants.quota.store import Denied, Hold, LimitNotKept, QuotaStoreUnavailable
 from tenants.types import Limit, Principal, RequestTraits, Tier
@@ -87,32 +85,6 @@ RETRY_FEED_S = 1.0
 
 log = logging.getLogger("fairgate.gateway.lifecycle")
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class LifecycleLimits:
-    """Time limits of a request's waits, and how much is held ahead."""
-
-    reserve_quantile: float
-    """Of the predicted output, held before it runs."""
-    outcome_wait_s: float
-    settle_wait_s: float
-    hold_wait_s: float
-    accounts_wait_s: float
-    slow_reader_s: float
-    moves: int
-    """Most replicas that one request may lose."""
-    max_buffered_events: int
-    max_buffered_bytes: int
-    max_fed_waiting: int
-    feed_wait_s: Mapping[Tier, float]
-    """For its tenant's rate, before it is queued."""
-    tell_after_s: float
-    """A stream that waits longer, by the forecast or really, gets progress comments."""
-    quote_credit_share: float = 0.5
-    """Of the charge, given back where a redeemed quote was not kept and that is ours."""
-    quote_credit_usd: float = 10.0
-    """Most of it for one tenant and day."""
 
 
 class PrincipalStandings(Protocol):
@@ -132,72 +104,51 @@ class Lifecycle:
 
     def __init__(
         self,
-        *,
+        site: Site,
         holds: Holds,
         dispatcher: Dispatcher,
         estimates: Estimator,
-        prices: Callable[[], PriceBook],
         metrics: Metrics,
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
-        limits: LifecycleLimits,
+        *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         observer: RequestObserver | None = None,
         admission: Admission | None = None,
         elsewhere: Callable[[Call], Lifecycle] | None = None,
         standings: PrincipalStandings | None = None,
-        traces: TraceRule | None = None,
     ) -> None:
-        """`clock` and `sleep` measure a request's times; `wall_clock` says which limits are in force;
-        `elsewhere` finds another pool's lifecycle, for chains; `standings` knows principals now (None: as
-        they came); `traces` None: only requests whose caller says so belong to a trace."""
+        """The site's `clock` and `sleep` measure a request's times, its `wall_clock` says which limits are in
+        force; `elsewhere` finds another pool's lifecycle, for chains; `standings` knows principals now (None:
+        as they came)."""
         self._holds = holds
         self._dispatcher = dispatcher
         self._estimates = estimates
-        self._prices = prices
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._limits = limits
+        self._clock = site.clock
+        self._wall_clock = site.wall_clock
+        self._config = config = site.config
+        self._queue_ttl_s = config.queue_ttl_s
         self._sleep = sleep
-        self._observer = observer
+        self._observer = observer or RequestObserver()
         self._elsewhere = elsewhere
         self._standings = standings
-        self._traces = traces
-        self.reserve_quantile = limits.reserve_quantile
+        self.reserve_quantile = config.reserve_quantile
+        """Of the predicted output, held before it runs."""
         self.admission = admission or Admission()
         self.failing = FailingTenants()
         self.prefix_hits = RecentShare()
         """Of prompt tokens, found in a cache."""
-        self._stream_limiter = StreamLimiter(max_waiting=limits.max_fed_waiting)
-        self._relocation = Relocation(
-            dispatcher,
-            clock,
-            sending=holds.sending,
-            most_losses=limits.moves,
-            wait_s=limits.feed_wait_s,
-        )
-        self._execution = Execution(
-            dispatcher,
-            self._top_up_task,
-            clock,
-            self._relocation,
-            sending=holds.sending,
-            outcome_wait_s=limits.outcome_wait_s,
-            slow_reader_s=limits.slow_reader_s,
-        )
-        self._tier_change = TierChange(holds, dispatcher, clock, wall_clock)
+        self._stream_limiter = StreamLimiter(max_waiting=config.max_queued_per_tenant)
+        self._relocation = Relocation(site, holds, dispatcher)
+        self._execution = Execution(site, holds, dispatcher, self._relocation, self._top_up_task)
+        self._tier_change = TierChange(site, holds, dispatcher)
         self._finisher = RequestFinisher(
+            site,
             holds,
             dispatcher,
-            self._stream_limiter,
             estimates,
             metrics,
-            observer,
-            clock,
-            prefix_hits=self.prefix_hits,
-            settle_wait_s=limits.settle_wait_s,
-            quote_credit_share=limits.quote_credit_share,
-            most_credit_nanousd=round(limits.quote_credit_usd * 1e9),
+            self._stream_limiter,
+            self.prefix_hits,
+            self._observer,
         )
         self._tasks: dict[Run, asyncio.Task[None]] = {}
         self._by_id: dict[str, Run] = {}
@@ -209,19 +160,16 @@ class Lifecycle:
     def begin(self, call: Call) -> Run:
         """Starts a request; the listener reads `run.events` up to `Closed`."""
         events = Events(
-            self._limits.max_buffered_events,
-            most_bytes=self._limits.max_buffered_bytes,
+            self._config.max_buffered_events,
+            most_bytes=self._config.max_buffered_bytes,
             is_whole=not call.stream,
         )
         bound = call.binding or call.chained
-        prices = self._prices() if bound is None else bound.prices
+        prices = self._estimates.prices() if bound is None else bound.prices
         run = Run(call, Times(self._clock()), uses_of(call), prices, events)
-        if self._traces is not None:
-            run.trace = self._traces.trace_of(call.request_id, call.trace)
-            if (context := log_context.CURRENT.get()) is not None:
-                context.trace_id = run.trace.trace_id
-        elif call.trace is not None:
-            run.trace = RequestTrace.of(call.request_id, call.trace)
+        run.trace = self._observer.trace_of(call)
+        if run.trace is not None and (context := log_context.CURRENT.get()) is not None:
+            context.trace_id = run.trace.trace_id
         if call.timeout_s is not None:
             run.expires_s = run.times.arrived_s + call.timeout_s
         self._keep(run, asyncio.create_task(self._run(run), name=f"request {call.request_id}"))
@@ -235,7 +183,7 @@ class Lifecycle:
         `least_output`: tokens of its answer. Nothing is held."""
         limits = principal.limits_for(RequestTraits(tier, model, 1, end_user), self._wall_clock())
         states = await self._holds.look(limits)
-        prices, shares_rate = self._prices(), self._stream_limiter.feeds(limits)
+        prices, shares_rate = self._estimates.prices(), self._stream_limiter.feeds(limits)
 
         def require(prompt_tokens: int) -> None:
             least = counted(prices, model, tier, input_tokens=prompt_tokens, output_tokens=least_output)
@@ -341,7 +289,7 @@ class Lifecycle:
         for run in list(self._tasks):
             run.interrupt(RequestOutcome.SHUTDOWN)
         if self._tasks:
-            wait_s = self._limits.outcome_wait_s + self._limits.settle_wait_s
+            wait_s = self._config.outcome_wait_s + self._config.settle_wait_s
             await asyncio.wait(list(self._tasks.values()), timeout=wait_s)
         for task in self._tasks.values():
             task.cancel()
@@ -437,7 +385,7 @@ class Lifecycle:
     def _expires_s(self, run: Run) -> float:
         """When it leaves the queue: client's or tier's timeout, the earlier; in batch a named one alone."""
         call = run.call
-        of_tier_s = run.times.arrived_s + self._limits.feed_wait_s[call.tier]
+        of_tier_s = run.times.arrived_s + self._queue_ttl_s[call.tier]
         if run.expires_s is None:
             return of_tier_s
         is_own = call.tier is Tier.BATCH and call.names_timeout
@@ -561,9 +509,8 @@ class Lifecycle:
         telling: asyncio.TimerHandle | None = None
         try:
             turn = self._dispatcher.line_up(ticket)
-            if self._observer is not None:
-                ahead = self._dispatcher.flow.tokens_ahead(call.request_id, self._clock())
-                self._observer.in_line(run, ticket.entry, ahead)
+            ahead = self._dispatcher.flow.tokens_ahead(call.request_id, self._clock())
+            self._observer.in_line(run, ticket.entry, ahead)
             if not turn.done():
                 run.waiting = self._estimates.waits(call.request_id, run.estimate, run.times.arrived_s)
             if call.progress or not turn.done():
@@ -580,13 +527,12 @@ class Lifecycle:
                 telling.cancel()
             self._dispatcher.leave(call.request_id)
         run.times.dispatched_s = run.turn.dispatched_s
-        if self._observer is not None:
-            self._observer.dispatched(run)
+        self._observer.dispatched(run)
 
     def _tell(self, run: Run, now_s: float) -> asyncio.TimerHandle | None:
         """Sends `InLine` to a waiting stream, now or when it has waited long; returns the timer."""
         waited_s = now_s - run.times.arrived_s
-        in_s = told_in_s(run.call, run.estimate, waited_s, self._limits.tell_after_s)
+        in_s = told_in_s(run.call, run.estimate, waited_s, self._config.tell_after_s)
         if in_s:
             return asyncio.get_running_loop().call_later(in_s, run.events.put, InLine())
         if in_s is not None:
@@ -658,8 +604,8 @@ class Lifecycle:
             sequence_ids=[sequence_id(call.request_id, index) for index in range(call.sequences)],
             clock=self._clock,
             sleep=self._sleep,
-            hold_wait_s=self._limits.hold_wait_s,
-            accounts_wait_s=self._limits.accounts_wait_s,
+            hold_wait_s=self._config.hold_wait_s,
+            accounts_wait_s=self._config.accounts_wait_s,
         )
 
 

@@ -11,20 +11,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from functools import partial
 
 from msgspec.structs import replace
 
 from engine.messages import Delta, SequenceOutcome, SequenceState, Submit
 from gateway.asyncio_helpers import one_of
+from gateway.background import Site
+from gateway.budget.holds import Holds
 from gateway.dispatch.dispatcher import Dispatcher, Turn
 from gateway.domain.account import ReplicaMove
 from gateway.domain.ids import sequence_id
 from gateway.domain.usage import SequenceUse, use_of
 from gateway.requests.run import Interrupted, Run
 from gateway.upstream.base import MovableUpstream, Upstream, UpstreamLost, Wording, engine_life
-from tenants.types import Tier
 
 LOST, DRAINED = "lost", "drained"
 
@@ -34,22 +35,12 @@ log = logging.getLogger("fairgate.gateway.relocation")
 class Relocation:
     """Use from one event loop."""
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        clock: Callable[[], float],
-        *,
-        sending: Callable[[str, str], None],
-        most_losses: int,
-        wait_s: Mapping[Tier, float],
-    ) -> None:
-        """`sending` notes the engine's life to which a request goes; `most_losses`: of one request; `wait_s`:
-        for a place elsewhere."""
+    def __init__(self, site: Site, holds: Holds, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._clock = clock
-        self._sending = sending
-        self._most_losses = most_losses
-        self._wait_s = wait_s
+        self._clock = site.clock
+        self._holds = holds
+        self._most_losses = site.config.moves
+        self._wait_s = site.config.queue_ttl_s
 
     def may_move(self, run: Run) -> bool:
         """Whether what runs at its replica could go on elsewhere, once there is a place."""
@@ -108,7 +99,7 @@ class Relocation:
             for index, use in enumerate(run.uses)
             if use.outcome is None and not (index in run.handed and run.handed[index].kv)
         ]
-        self._sending(call.request_id, engine_life(after.ready) or after.replica_id)
+        self._holds.sending(call.request_id, engine_life(after.ready) or after.replica_id)
         run.left_at.append(before.upstream)
         run.replica_moves.append(
             ReplicaMove(

@@ -6,7 +6,6 @@ cannot cover changes nothing. If its turn comes while the ledger writes, it keep
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ from msgspec.structs import replace
 
 from engine.messages import TIER_RANKS
 from gateway import errors
+from gateway.background import Site
 from gateway.budget import lease
 from gateway.budget.holds import BudgetDenied, Holds
 from gateway.budget.metering import size_of
@@ -83,17 +83,11 @@ def tier_price(prices: PriceBook, call: Call, tier: Tier, predicted: tuple[int, 
 class TierChange:
     """Use from one event loop."""
 
-    def __init__(
-        self,
-        holds: Holds,
-        dispatcher: Dispatcher,
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, site: Site, holds: Holds, dispatcher: Dispatcher) -> None:
         self._holds = holds
         self._dispatcher = dispatcher
-        self._clock = clock
-        self._wall_clock = wall_clock
+        self._clock = site.clock
+        self._wall_clock = site.wall_clock
 
     def offer(self, run: Run, tier: Tier) -> Offer:
         """Raises `UnknownPrice`."""

@@ -55,7 +55,7 @@ async def large_body_of(request: Request[Any, Any, Any], reserved: LargeBody) ->
     config = gateway.deps.config
     declared, most_bytes = declared_length(request.scope), config.max_body_bytes
     if declared is None or declared > most_bytes:
-        most_bytes = gateway.largest_body(principal_of(request).models)
+        most_bytes = gateway.models.largest_body(principal_of(request).models)
     return await read_json_body(request, most_bytes, config.body_timeout_s, reserved.grow)
 
 

@@ -78,7 +78,7 @@ def _check_engine(gateway: Gateway) -> str:
     # Also where other servers do the work: two processes with one id would settle each other's requests.
     if any(upstream.describe().get("refusal_code") == "superseded" for upstream in gateway.deps.upstreams):
         return SUPERSEDED
-    if gateway.has_engine:
+    if gateway.pools.has_engine:
         return "ok"
     missing = "" if gateway.deps.members is None else ", ".join(gateway.deps.members.missing())
     return f"nothing that runs a model is ready{f': missing are {missing}' if missing else ''}"

@@ -133,11 +133,11 @@ async def completions(request: Request[Any, Any, Any]) -> ASGIApp:
 async def models(request: Request[Any, Any, Any]) -> Response[bytes]:
     gateway = gateway_of(request)
     shown = [
-        _model_object(name, context_tokens, gateway.capabilities(name))
-        for name in gateway.catalogue.names()
-        if may_use(request, name) and (context_tokens := gateway.context_tokens(name)) is not None
+        _model_object(name, context_tokens, gateway.models.capabilities(name))
+        for name in gateway.models.catalogue.names()
+        if may_use(request, name) and (context_tokens := gateway.models.context_tokens(name)) is not None
     ]
-    if not shown and not gateway.has_engine:
+    if not shown and not gateway.pools.has_engine:
         raise errors.engine_unavailable()
     return json_response({"object": "list", "data": shown})
 
@@ -146,12 +146,12 @@ async def models(request: Request[Any, Any, Any]) -> Response[bytes]:
 async def model(request: Request[Any, Any, Any], model_id: FromPath[str]) -> Response[bytes]:
     gateway = gateway_of(request)
     name = model_id.removeprefix("/")
-    if name not in gateway.catalogue.names() or not may_use(request, name):
+    if name not in gateway.models.catalogue.names() or not may_use(request, name):
         raise errors.model_not_found(name=name)
-    context_tokens = gateway.context_tokens(name)
+    context_tokens = gateway.models.context_tokens(name)
     if context_tokens is None:
         raise errors.engine_unavailable()
-    return json_response(_model_object(name, context_tokens, gateway.capabilities(name)))
+    return json_response(_model_object(name, context_tokens, gateway.models.capabilities(name)))
 
 
 async def conversation(request: Request[Any, Any, Any], read: Callable[[bytes, int], Asked]) -> ASGIApp:
@@ -208,7 +208,7 @@ async def understood(
         is_looked_at = not await gateway.idempotency.is_known(principal.key_id, key)
 
     async def parsed(model: ServedModel) -> Call:
-        gateway.require_body(model.pool, len(inbound.body), media_bytes)
+        gateway.models.require_body(model.pool, len(inbound.body), media_bytes)
         context = inbound.context(model)
         if is_looked_at and inbound.may_use(asked.model):
             lifecycle = gateway.pools[model.pool].lifecycle
@@ -223,10 +223,10 @@ async def understood(
             in_thread = replace(context, is_on_loop=False)
             return await gateway.deps.threads.run(principal.tenant_id, lambda: parse(in_thread))
 
-    chain = gateway.catalogue.chain(asked.model)
+    chain = gateway.models.catalogue.chain(asked.model)
     if chain is None:
         try:
-            return await parsed(gateway.served(asked.model, inbound.request_id))
+            return await parsed(gateway.models.served(asked.model, inbound.request_id))
         except BudgetDenied as refused:
             error = budget_denied(refused.denied)
             error.headers.update(contract_headers(principal, tier_of(asked.service_tier, principal)))
@@ -239,7 +239,7 @@ async def understood(
         return replace(call, chained=Chained(walk.fallback, walk.prices, walk.onward))
 
     quote = headers.get(QUOTE)
-    walk = gateway.walk(
+    walk = gateway.models.walk(
         asked.model,
         chain,
         (tier_of(asked.service_tier, principal),),
@@ -255,7 +255,7 @@ async def answer(inbound: Inbound, call: Call, dialect: Dialect = COMPLETIONS) -
     gateway, key, quote = inbound.gateway, inbound.headers.get(IDEMPOTENCY), inbound.headers.get(QUOTE)
     if key is not None:
         return IdempotentResponse(gateway, call, key, inbound.path, inbound.body, quote, dialect)
-    return CompletionResponse(gateway, await gateway.ready(call, quote), dialect)
+    return CompletionResponse(gateway, await gateway.models.ready(call, quote), dialect)
 
 
 def _model_object(name: str, context_tokens: int, capabilities: Sequence[str]) -> dict[str, Any]:

@@ -68,9 +68,9 @@ async def quotes(request: Request) -> Response[bytes]:
 async def _quoted(request: Request, body: bytes) -> Response[bytes]:
     gateway = gateway_of(request)
     principal = principal_of(request)
-    if not gateway.estimates.is_enabled:
+    if not gateway.pools.first.estimates.is_enabled:
         raise errors.estimates_off(consequence="it has nothing to quote")
-    gateway.take_quote(principal.tenant_id)
+    gateway.models.take_quote(principal.tenant_id)
     asked = await off_the_loop(gateway, principal, body, lambda: decode(body, QuoteRequest))
     note_asked(request, asked.model, asked.service_tier or "")
     if not may_use(request, asked.model):
@@ -83,7 +83,7 @@ async def _quoted(request: Request, body: bytes) -> Response[bytes]:
     media_bytes = media.media_bytes(asked.messages or ())
 
     async def sized(served: ServedModel) -> _Sized:
-        gateway.require_body(served.pool, len(body), media_bytes)
+        gateway.models.require_body(served.pool, len(body), media_bytes)
         renderer, config = gateway.pools[served.pool].spec.renderer, gateway.deps.config
         prompt = await off_the_loop(
             gateway, principal, body, lambda: _prompt(request, asked, renderer, served)
@@ -96,12 +96,12 @@ async def _quoted(request: Request, body: bytes) -> Response[bytes]:
             prompt = prompt[: most_held(max_tokens, served.context_tokens)]
         return _Sized(served, prompt, choices, max_tokens)
 
-    chain, fallback = gateway.catalogue.chain(asked.model), None
+    chain, fallback = gateway.models.catalogue.chain(asked.model), None
     if chain is None:
-        size = await sized(gateway.served(asked.model, begin(request.scope)))
-        gateway.require_engine(size.served.pool)
+        size = await sized(gateway.models.served(asked.model, begin(request.scope)))
+        gateway.models.require_engine(size.served.pool)
     else:
-        walk = gateway.walk(asked.model, chain, tiers, sized)
+        walk = gateway.models.walk(asked.model, chain, tiers, sized)
         size = await walk.first()
         if not gateway.pools[size.served.pool].has_engine:
             size = await walk.onward(gateway.pools[size.served.pool].dispatcher.no_engine())

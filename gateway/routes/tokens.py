@@ -135,14 +135,14 @@ async def detokenize(request: Request) -> Response[bytes]:
 async def _asked(request: Request, into: type[S]) -> tuple[bytes, S, ServedModel]:
     """The body, raw and decoded, and the model; of a chain the first one."""
     gateway, principal = gateway_of(request), principal_of(request)
-    gateway.take_token_call(principal.tenant_id)
+    gateway.models.token_calls.take(principal.tenant_id)
     body = await body_of(request)
     asked: Any = await off_the_loop(gateway, principal, body, lambda: decode(body, into))
     note_asked(request, asked.model, "")
     if not may_use(request, asked.model):
         raise errors.model_not_found(name=asked.model)
-    chain = gateway.catalogue.chain(asked.model)
-    return body, asked, gateway.served(chain.pools[0] if chain else asked.model, begin(request.scope))
+    chain = gateway.models.catalogue.chain(asked.model)
+    return body, asked, gateway.models.served(chain.pools[0] if chain else asked.model, begin(request.scope))
 
 
 async def _answer(

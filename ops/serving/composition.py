@@ -187,10 +187,7 @@ def gateway_config(settings: Settings) -> GatewayConfig:
         policy=settings.policy.name,
         policy_options=policy_options(settings),
         data_dir=settings.data_dir,
-        audit_checkpoint_rows=settings.audit.checkpoint_rows,
-        audit_checkpoint_s=settings.audit.checkpoint_s,
-        audit_ledger_s=settings.audit.ledger_s,
-        audit_verify_s=settings.audit.verify_s,
+        audit=settings.audit,
     )
 
 

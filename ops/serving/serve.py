@@ -265,11 +265,13 @@ async def _run(
             datadir.write_server_file(settings.data_dir, server_file)
             _tune_garbage_collector()
             announce(started)
-            waiting = {asyncio.create_task(event.wait()) for event in (stopping, running.gateway.is_taken)}
+            waiting = {
+                asyncio.create_task(event.wait()) for event in (stopping, running.gateway.presence.is_taken)
+            }
             await asyncio.wait({*waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
             for task in waiting:
                 task.cancel()
-            if running.gateway.taken is not None:
+            if running.gateway.presence.taken is not None:
                 server.force_exit = True  # running requests are cut: the other process settles them
         finally:
             datadir.remove_server_file(settings.data_dir)
@@ -278,12 +280,12 @@ async def _run(
             server.should_exit = True
             await serving
             log.info("requests are done, the engine ends")
-        if running.gateway.taken is not None:
-            raise running.gateway.taken
+        if running.gateway.presence.taken is not None:
+            raise running.gateway.presence.taken
 
 
 def _switch_estimates(running: Running) -> None:
-    is_enabled = running.gateway.switch_estimates()
+    is_enabled = running.gateway.pools.switch_estimates()
     log.warning(
         "SIGUSR2: requests are %s what they will wait, take and cost", "told" if is_enabled else "not told"
     )

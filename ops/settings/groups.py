@@ -1,4 +1,4 @@
-"""Groups of settings: the admin listener, the audit, and the scheduling policy with its templates."""
+"""Groups of settings: the admin listener, and the scheduling policy with its templates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from msgspec import Meta, field
+from msgspec import Meta
 from msgspec.structs import replace as replaced
 
 from engine.bounds import Bounded
@@ -20,34 +20,6 @@ from ops.settings import values
 _PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d{2}|6[0-4]\d{3}|[1-5]\d{4}|\d{1,4})"
 MOST_BATCHED_TOKENS = 131_072
 """Of the setting `engine.max_batched_tokens`; a template for a very long model asks for no more."""
-
-
-class AuditSettings(Bounded, frozen=True, kw_only=True):
-    """How often the audit is signed and checked, and the ledger digested."""
-
-    checkpoint_rows: Annotated[
-        int,
-        Meta(ge=1, le=1_000_000),
-        "After so many new rows the audit gets a signed checkpoint. Where a row was changed, the check names"
-        " the rows between two checkpoints.",
-    ] = 100
-    checkpoint_s: Annotated[
-        float,
-        Meta(ge=1, le=86_400),
-        "A new row of the audit is signed after so long at the latest.",
-    ] = field(default=60.0, name="checkpoint_every")
-    ledger_s: Annotated[
-        float,
-        Meta(ge=1, le=86_400),
-        "The audit gets a digest of new rows of the ledger after so long, or of each 10,000 of them. Until"
-        " then it does not show that one of them was changed.",
-    ] = field(default=600.0, name="ledger_every")
-    verify_s: Annotated[
-        float,
-        Meta(ge=60, le=2_678_400),
-        "The whole audit is checked at the start and after so long, as `fairgate audit verify` does it;"
-        " damage is an alert.",
-    ] = field(default=86_400.0, name="verify_every")
 
 
 class AdminSettings(Bounded, frozen=True, kw_only=True):

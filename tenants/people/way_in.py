@@ -35,12 +35,17 @@ class LogIn:
 class WayIn:
     """Log-ins of one gateway. `close` it when done."""
 
-    def __init__(self, people: People, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        people: People,
+        clock: Callable[[], float] = time.monotonic,
+        tell: Callable[[LogIn], None] = lambda _: None,
+    ) -> None:
+        """`tell` is called for every successful log-in, and every refused password."""
         self.gate = HashingGate()
         self.throttle = LogInThrottle()
-        self.tell: Callable[[LogIn], None] = lambda _: None
-        """Called for every successful log-in, and every refused password."""
         self._people = people
+        self._tell = tell
         self._clock = clock
 
     async def log_in(self, name: str, password: str, *, address: str, user_agent: str = "") -> OpenedSession:
@@ -50,7 +55,7 @@ class WayIn:
         with self._told(typed, address):
             person = await self._check(typed, name, password, address)
             opened = await self._people.open_session(person, address=address, user_agent=user_agent)
-        self.tell(LogIn(person.name, address))
+        self._tell(LogIn(person.name, address))
         return opened
 
     async def confirm(self, person: Person, password: str, *, address: str) -> None:
@@ -72,7 +77,7 @@ class WayIn:
             yield
         except (LogInRefused, TooManyLogIns) as error:
             why = "password" if isinstance(error, LogInRefused) else "slowed"
-            self.tell(LogIn(name[:MAX_TOLD_CHARS], address, why))
+            self._tell(LogIn(name[:MAX_TOLD_CHARS], address, why))
             raise
 
     async def _check(self, slowed: str, name: str, password: str, address: str) -> Person:

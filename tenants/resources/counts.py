@@ -185,8 +185,8 @@ REFUSAL_COUNTS = Resource(
     act=Act.READ_PLATFORM,
     summary="Count refused requests, exactly",
     description=f"The oldest first, at most {LONGEST_S['minute'] // DAY_S} day of minutes or"
-    f" {LONGEST_S['hour'] // DAY_S} of hours; `total`: the whole time at once, without `start`. Without `from`"
-    f" the last hour, or day. {PAGES} Minutes are kept for {KEPT_MINUTES_S // DAY_S} days, hours for"
+    f" {LONGEST_S['hour'] // DAY_S} of hours; `total`: the whole time at once, without `start`. Without"
+    f" `from` the last hour, or day. {PAGES} Minutes are kept for {KEPT_MINUTES_S // DAY_S} days, hours for"
     f" {KEPT_COUNTS_S // DAY_S}. The last second is not in yet.",
     shown=(
         Shown("start", "From", Form.INSTANT),

@@ -187,9 +187,9 @@ ENDED = Resource(
     scope="admin:read",
     act=Act.READ_TENANT,
     summary="List requests that have ended, the newest first",
-    description="With the targets that each missed, and when it was dispatched, had its first token and ended,"
-    f" in seconds since its arrival (null: its timeline is not kept). {PAGES} {SHORT_PAGES} An index finds"
-    " those of a time, tenant, key, cause, or outcome but `completed`; of the others one page looks at"
+    description="With the targets that each missed, and when it was dispatched, had its first token and"
+    f" ended, in seconds since its arrival (null: its timeline is not kept). {PAGES} {SHORT_PAGES} An index"
+    " finds those of a time, tenant, key, cause, or outcome but `completed`; of the others one page looks at"
     f" {MOST_SCANNED:,} requests.",
     shown=(
         Shown("ended_at", "Ended", Form.INSTANT),

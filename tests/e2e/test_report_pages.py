@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from engine.forecast.length.features import features_of
 from engine.forecast.length.length import LengthForecast
-from gateway.estimates.persistence import save_lengths
+from gateway.estimates.persistence import LENGTHS_FILE
 from ops.cli.main import cli
 from ops.reporting import number
 from tests.support.chromium import needs_chromium, problems_of_files
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for each in range(60):
         features = features_of(f"List {each} rivers.", prompt_tokens=9)
         lengths.observe("t", "m", 3 + 4 * each, features)
-    save_lengths(made, json.dumps(lengths.to_dict()))
+    (made / LENGTHS_FILE).write_text(json.dumps(lengths.to_dict()))
     return made
 
 

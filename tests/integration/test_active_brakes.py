@@ -40,10 +40,8 @@ class House:
         deps = SimpleNamespace(
             admin=self.admin, directory=self.directory, upstreams=(self,), clock=clock, wall_clock=clock
         )
-        pool = SimpleNamespace(flow=self.flow, dispatcher=self)
-        self.brakes = ActiveBrakes(
-            cast(Any, deps), lambda: cast(Any, [pool]), lambda: cast(Any, {"tiny": self.control})
-        )
+        pool = SimpleNamespace(flow=self.flow, dispatcher=self, control=self.control)
+        self.brakes = ActiveBrakes(cast(Any, deps), cast(Any, {"tiny": pool}))
 
     def set_brakes(self, shares: Mapping[int, float]) -> None:
         self.told.append(dict(shares))

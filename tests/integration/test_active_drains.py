@@ -57,13 +57,13 @@ class Rotation:
             admin=self.admin, directory=self.directory, registry=self.registry, gateway_id=gateway_id,
             config=SimpleNamespace(gateway_stale_s=30.0),
         )  # fmt: skip
-        self.drains = ActiveDrains(cast(Any, deps), lambda: cast(Any, self.pools.values()))
+        self.drains = ActiveDrains(cast(Any, deps), cast(Any, self.pools))
 
         async def nothing() -> None:
             pass
 
         lifecycle = cast(Any, SimpleNamespace(follow_directory=nothing))
-        self.in_force = ActiveDirectory(cast(Any, deps), lambda: lifecycle, self.drains.follow)
+        self.in_force = ActiveDirectory(cast(Any, deps), lifecycle, self.drains.follow)
 
     async def start(self) -> None:
         await self.registry.beat(self.gateway_id, "", frozenset())

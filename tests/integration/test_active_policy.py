@@ -13,7 +13,7 @@ import pytest
 
 from engine.scheduling.policy import UnknownPolicy, options_of
 from gateway.cluster.active_policy import ActivePolicy
-from gateway.deps import GatewayConfig
+from gateway.config import GatewayConfig
 from gateway.pools.learned_actions import LearnedActions
 from gateway.upstream.base import UpstreamLost
 from tenants.admin.admin import Admin
@@ -73,10 +73,10 @@ class House:
             config=config, admin=self.admin, directory=self.directory, upstreams=(self.engine, self.other)
         )
         spec = SimpleNamespace(name="tiny", upstreams=())
-        pool = SimpleNamespace(dispatcher=self.line, flow=self.line, spec=spec)
         self.learned = LearnedActions("tiny", cast(Any, self.line), [])
         control = SimpleNamespace(learned=self.learned)
-        self.policy = ActivePolicy(cast(Any, deps), lambda: cast(Any, [pool]), lambda: cast(Any, [control]))
+        pool = SimpleNamespace(dispatcher=self.line, flow=self.line, spec=spec, control=control)
+        self.policy = ActivePolicy(cast(Any, deps), cast(Any, {"tiny": pool}))
 
     async def start(self) -> None:
         await self.directory.refresh()

@@ -16,7 +16,7 @@ import pytest
 from msgspec import structs
 
 from gateway.budget.holds import BudgetDenied
-from gateway.pools.pool import Lifecycles, ModelPool
+from gateway.pools.pool import ModelPool, Pools
 from gateway.requests.run import Run
 from tenants.admin.admin import Admin
 from tenants.admin.commands import KeyCreate, TenantCreate
@@ -256,9 +256,9 @@ async def test_what_fails_in_one_pool_keeps_no_other_from_the_directory(
 ) -> None:
     principal = await acts.tenant()
     other = House(database, standings=acts.directory)
-    both = Lifecycles(
+    both = Pools(
         {name: cast(ModelPool, SimpleNamespace(lifecycle=each.lifecycle)) for name, each in
-         (("m", acts.house), ("n", other))}, "m",
+         (("m", acts.house), ("n", other))}
     )  # fmt: skip
     await acts.house.running(principal=principal)
     run, _ = await other.running(principal=principal)

@@ -49,6 +49,7 @@ from tenants.resources.reading import read_page
 from tenants.storage.database import Database
 from tenants.storage.tables import limits
 from tenants.types import NOTHING, Amounts, Limit, Meter, Principal, SubjectKind, Tier, Window
+from tests.support.builders import site
 from tests.support.database_fixtures import PEPPER
 from tests.support.quota import Clock
 
@@ -158,10 +159,8 @@ class House:
         )  # fmt: skip
 
     def holds(self, gateway_id: str) -> Holds:
-        return Holds(
-            self.ledger, self.store, gateway_id, lease_ttl_s=60, wall_clock=self.clock,
-            all_limits=lambda: [BUDGET],
-        )  # fmt: skip
+        here = site(self.database, self.clock, gateway_id=gateway_id)
+        return Holds(here, self.ledger, self.store, all_limits=lambda: [BUDGET])
 
     async def begin(self, holds: Holds) -> Call:
         """A request that holds its quantile."""

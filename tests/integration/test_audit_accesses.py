@@ -27,6 +27,7 @@ from tenants.people.way_in import LogIn
 from tenants.storage.database import Database, open_database
 from tenants.storage.flushes import Flush
 from tests.support.audited import audited
+from tests.support.builders import site
 from tests.support.console import HASH, Browser
 from tests.support.gateway_app import OWNER, PEPPER, gateway_and_app
 
@@ -182,7 +183,7 @@ async def test_a_batch_is_written_once_however_often_it_is_repeated(
 
 async def test_a_flood_waits_in_memory_and_acts_go_on_beside_it(database: Database, pepper: bytes) -> None:
     admin, registry, now = Admin(Transactions(database, pepper)), CollectorRegistry(), [1_000.0]
-    recorder = AccessRecorder(admin.transactions, registry, lambda: now[0])
+    recorder = AccessRecorder(site(database, lambda: now[0], registry), admin.transactions)
     for number in range(3_000):
         recorder.log_in(LogIn(f"name-{number}", ADDRESS, "password"))
     await recorder.flush()

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import Connection, text
 
 from gateway.cluster.audit_checkpoints import AuditCheckpoints
+from gateway.config import AuditSettings
 from ops.serving import audit_key
 from ops.serving.datadir import DataDirRefused
 from tenants.audit import store
@@ -19,8 +20,8 @@ from tenants.audit.note import SigningKey, open_checkpoint, parse_proof
 from tenants.audit.tree import is_consistent
 from tenants.audit.verify import AuditFinding, Damage
 from tenants.errors import AuditDamaged, Invalid, NotFound
-from tenants.ledger.digests import LedgerDigests
 from tenants.storage.database import Database, open_database
+from tests.support.builders import site
 
 KEY = SigningKey("test.example/log", bytes(32))
 OTHER = SigningKey("test.example/other", bytes(31) + b"1")
@@ -65,8 +66,8 @@ def disarm(connection: Connection) -> None:
 
 
 def signer(database: Database, log: AuditLog, clock: Clock, registry: CollectorRegistry) -> AuditCheckpoints:
-    digests = LedgerDigests(database, clock, 600.0)
-    return AuditCheckpoints(log, registry, clock, rows=10, seconds=60.0, verify_s=3_600.0, digests=digests)
+    audit = AuditSettings(checkpoint_rows=10, verify_s=3_600.0)
+    return AuditCheckpoints(site(database, clock, registry, audit=audit), log)
 
 
 async def test_damage_in_old_rows_is_found_by_the_regular_check(database: Database) -> None:

@@ -101,9 +101,9 @@ async def house_on(url: str, pepper: bytes) -> AsyncIterator[House]:
     yield made
     for browser in made.browsers:
         await browser.http.aclose()
-    for deps in both:
-        deps.way_in.close()
-        await deps.database.close()
+    for app in (made.here, made.there):
+        app.state.gateway.way_in.close()
+        await app.state.gateway.deps.database.close()
 
 
 @pytest.fixture
@@ -288,9 +288,9 @@ async def test_unknown_names_and_wrong_passwords_are_told_apart_by_nothing(house
     for name in ("ada", invited.name, "sue", "nob"):
         browser = house.browser(headers={"user-agent": "same"})
         await browser.get("/console/log-in")
-        before = house.deps.way_in.gate.hashed
+        before = house.here.state.gateway.way_in.gate.hashed
         answer = await browser.log_in(name, "not the password")
-        hashed.append(house.deps.way_in.gate.hashed - before)
+        hashed.append(house.here.state.gateway.way_in.gate.hashed - before)
         form = re.sub(r'(form_token" value=)"[^"]*"', r"\1", answer.text).replace(f'"{name}"', '"NAME"')
         plain = {key: value for key, value in answer.headers.items() if key not in VARYING}
         answers.append((answer.status_code, form, plain))
@@ -319,7 +319,7 @@ async def test_of_a_hundred_wrong_log_ins_at_once_two_are_hashed_at_a_time_and_l
         )
 
     answers = await asyncio.gather(*(attempt(number) for number in range(100)))
-    gate = house.deps.way_in.gate
+    gate = house.here.state.gateway.way_in.gate
     statuses = [answer.status_code for answer in answers]
     assert set(statuses) == {403, 429}
     assert statuses.count(403) == gate.hashed < 50
@@ -579,7 +579,7 @@ async def test_an_act_of_a_person_whose_role_was_taken_meanwhile_is_not_done(any
     ada = await any_house.person("ada")
     await any_house.person("bo")
     browser = await any_house.logged_in("ada")
-    gate, taken, go_on = any_house.deps.way_in.gate, threading.Semaphore(0), threading.Event()
+    gate, taken, go_on = any_house.here.state.gateway.way_in.gate, threading.Semaphore(0), threading.Event()
 
     def held() -> None:
         taken.release()

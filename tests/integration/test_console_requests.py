@@ -31,6 +31,7 @@ from tenants.slo.slo import Missed, SloTally
 from tenants.slo.store import CountKey
 from tenants.storage.database import create_sql_engine, open_database
 from tenants.storage.flushes import Flush
+from tests.support.builders import site
 from tests.support.console import PASSWORD, TOKEN
 from tests.support.gateway_app import gateway_app
 from tests.support.many_requests import Sizes, fill
@@ -220,7 +221,7 @@ async def test_each_code_is_found_by_request_and_by_tenant_with_limit_wanted_and
     sqlite_url: str, pages: Pages
 ) -> None:
     database, begun_s = open_database(sqlite_url), time.time() - 1
-    recorder = RefusalRecorder(database, Metrics(), time.time)
+    recorder = RefusalRecorder(site(database), Metrics())
     for number, code in enumerate(sorted(WAYS_OUT)):
         error = errors.rate_limited("no", "tokens", 1.5)
         error.code, error.lacked = code, Lacked(f"lim_of_{code}", 1_000 + number, number)

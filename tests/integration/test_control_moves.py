@@ -17,6 +17,7 @@ from tenants.errors import DatabaseUnavailable, Invalid
 from tenants.resources.moves import MOVES, MoveQuery
 from tenants.resources.reading import read_page
 from tenants.storage.database import Database
+from tests.support.builders import site
 from tests.support.quota import NOON_S, Clock
 
 FULL = Observation(10.0, 0.0, 0.95, 0.0, 0.02, None, 5)
@@ -30,7 +31,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def recorder(database: Database, registry: CollectorRegistry, clock: Clock) -> MoveRecorder:
-    return MoveRecorder(database, registry, "gw_1", clock)
+    return MoveRecorder(site(database, clock, registry, "gw_1"))
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ async def test_what_cannot_be_written_waits_and_the_oldest_give_way(
         patched.setattr(move_store, "add", away)
         for after in range(5):
             recorder.note("small", control, [move(after=after)])
-            await recorder.flush()
+            await recorder.close()
     assert registry.get_sample_value(DROPPED) == 2
     await recorder.close()
     assert [row.after for row in (await read_page(admin, MOVES, MoveQuery())).rows] == [4, 3, 2]
@@ -112,7 +113,7 @@ async def test_a_batch_whose_answer_was_lost_is_written_once(
     recorder.note("small", Control(ControlMode.ACTING), [move(after=1), move(after=0)])
     with monkeypatch.context() as patched:
         patched.setattr(move_store, "add", unanswered)
-        await recorder.flush()
+        await recorder.close()
     await recorder.flush()
     assert [row.after for row in (await read_page(admin, MOVES, MoveQuery())).rows] == [0, 1]
 

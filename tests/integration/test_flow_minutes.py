@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -39,6 +40,7 @@ from tenants.resources.reading import read_page
 from tenants.storage.database import Database
 from tenants.storage.flushes import Flush
 from tenants.storage.tables import engine_minutes, flow_minutes
+from tests.support.builders import site
 
 NOW_S = 1_700_000_040.0
 MINUTE = int(NOW_S) * 1_000_000
@@ -233,7 +235,7 @@ async def test_minutes_are_written_once_they_are_over_and_the_last_one_on_the_wa
     database: Database, admin: Admin
 ) -> None:
     clock = Clock()
-    writer = MinuteWriter(database, "gw-1", CollectorRegistry(), clock.wall_s)
+    writer = MinuteWriter(site(database, clock.wall_s, gateway_id="gw-1"))
     meter = writer.flows["pool"] = FlowMeter("pool")
 
     def second(had: int) -> None:
@@ -267,7 +269,7 @@ async def test_minutes_wait_for_a_database_that_is_down(sqlite_url: str) -> None
 
     database = open_database(sqlite_url)
     clock = Clock()
-    writer = MinuteWriter(database, "gw-1", CollectorRegistry(), clock.wall_s)
+    writer = MinuteWriter(site(database, clock.wall_s, gateway_id="gw-1"))
     meter = writer.flows["pool"] = FlowMeter("pool")
     meter.sample(0.0, NOW_S, {}, ())
     meter.sample(1.0, NOW_S + 1, {("ten_a", 1): 5}, ())
@@ -295,7 +297,7 @@ async def test_while_the_database_is_away_a_bounded_number_of_minutes_waits(
     monkeypatch.setattr("gateway.explain.minutes.writer.MAX_WAITING", 2)
     database, clock, registry = open_database(sqlite_url), Clock(), CollectorRegistry()
     await database.close()
-    writer = MinuteWriter(database, "gw-1", registry, clock.wall_s)
+    writer = MinuteWriter(site(database, clock.wall_s, registry, "gw-1"))
     meter, engines = FlowMeter("pool"), EngineMeter("pool")
     writer.flows["pool"], writer.engines["pool"] = meter, engines
     replica = SimpleNamespace(replica_id="engine-0", is_up=True, ready=None, snapshot=None)
@@ -317,8 +319,8 @@ async def test_gateways_hear_of_each_other_through_redis_and_survive_its_loss(re
         log = LoadLog()
         share = PoolLoadShare(name, "1", log, FlowMeter("pool"))
         client = redis_client.Redis.from_url(redis_url)
-        feed = LoadFeed(client, "fairgate-test-load", lambda offset_s=offset_s: offset_s)  # type: ignore[misc]
-        feed.tell, feed.told, feed.hear = share.tell, share.told, share.hear
+        clock = partial(float, offset_s)
+        feed = LoadFeed(client, "fairgate-test-load", clock, share)
         sides[name] = (offset_s, log, share, feed, client)
     east_s, _, east, east_feed, east_client = sides["east"]
     west_s, west_log, west, west_feed, west_client = sides["west"]

@@ -20,7 +20,7 @@ from engine.model.length_probe.probe import FILE_NAME
 from engine.model.loader import load_runner
 from engine.model.probe_attachment import ProbeFollower
 from engine.process.fingerprint import model_fingerprint
-from gateway.estimates.persistence import LENGTHS_FILE, save_lengths
+from gateway.estimates.persistence import LENGTHS_FILE
 from ops.cli.main import cli
 from tests.support.tiny_model import save_tiny_model
 
@@ -95,7 +95,7 @@ def test_the_report_has_every_layer_and_an_empty_one_is_no_error(tmp_path: Path)
     for number in range(60):
         features = features_of(f"List {number} rivers.", prompt_tokens=9)
         lengths.observe("t", "m", 3 + 4 * number, features)
-    save_lengths(tmp_path, json.dumps(lengths.to_dict()))
+    (tmp_path / LENGTHS_FILE).write_text(json.dumps(lengths.to_dict()))
     report = json.loads(fairgate("report", "--data-dir", str(tmp_path), "--json").stdout)
     layers = report["gateway"]["m"]["layers"]
     assert {name: layer["samples"] for name, layer in layers.items()} == {

@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 import psycopg
-from prometheus_client import CollectorRegistry
 from sqlalchemy import Connection, text
 
 from gateway.cluster.audit_checkpoints import AuditCheckpoints
+from gateway.config import AuditSettings
 from tenants.admin.admin import Admin
 from tenants.admin.commands import PriceSet
 from tenants.admin.transaction import Transactions
@@ -20,6 +20,7 @@ from tenants.ledger.digests import LedgerDigests, LedgerFinding, newest, verify_
 from tenants.ledger.price_check import MAX_FINDINGS, verify_prices
 from tenants.ledger.spans import SpanDigest
 from tenants.storage.database import Database, open_database
+from tests.support.builders import site
 from tests.support.services import libpq_url
 from tests.support.usage import MONDAY_US, Row, fold_all, row, traffic, write
 
@@ -93,11 +94,7 @@ async def test_the_server_s_task_digests_and_signs(database: Database) -> None:
     await fold_all(database)
     clock.now_s += 5 * 86_400
     for signs, spans in ((AuditLog(database), 0), (log, 1)):
-        digests = LedgerDigests(database, clock, 600.0)
-        registry = CollectorRegistry()
-        task = AuditCheckpoints(
-            signs, registry, clock, rows=1, seconds=60.0, verify_s=3_600.0, digests=digests
-        )
+        task = AuditCheckpoints(site(database, clock, audit=AuditSettings(checkpoint_rows=1)), signs)
         await task.flush()
         assert (await verify_digests(database)).spans == spans  # those that do not sign leave it to others
     assert (await log.state()).signed == (await log.state()).size == 1

@@ -28,8 +28,10 @@ from engine.messages import (
     StepTime,
     Submit,
 )
+from gateway.background import Site
 from gateway.budget.holds import Holds
 from gateway.cluster.crash_charge import reckon
+from gateway.config import GatewayConfig
 from gateway.dispatch.admission import Admission
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.call import Call
@@ -39,7 +41,7 @@ from gateway.errors import ApiError
 from gateway.estimates.estimator import Estimator
 from gateway.flow.window import WindowRule
 from gateway.metrics.registry import Metrics
-from gateway.requests.lifecycle import Lifecycle, LifecycleLimits, PrincipalStandings
+from gateway.requests.lifecycle import Lifecycle, PrincipalStandings
 from gateway.requests.run import SHORTEST_LAG_S, Closed, Event, Run, SequenceEnded, SequenceOutput
 from gateway.upstream.base import (
     OnService,
@@ -185,11 +187,10 @@ class ScriptedEngine:
         return Inventory("a", list[RunningSequence](), [])
 
 
-TIME_LIMITS = LifecycleLimits(
-    tell_after_s=1.0,
-    reserve_quantile=0.9, outcome_wait_s=0.2, settle_wait_s=5.0, hold_wait_s=0.3, accounts_wait_s=5.0,
-    slow_reader_s=0.2, moves=3, max_buffered_events=100, max_buffered_bytes=10**6, max_fed_waiting=100,
-    feed_wait_s=dict.fromkeys(Tier, 60.0),
+CONFIG = GatewayConfig(
+    outcome_wait_s=0.2, settle_wait_s=5.0, hold_wait_s=0.3, accounts_wait_s=5.0, slow_reader_s=0.2,
+    max_buffered_events=100, max_buffered_bytes=10**6, max_queued_per_tenant=100,
+    ttl_interactive_s=60.0, ttl_standard_s=60.0, ttl_batch_s=60.0,
 )  # fmt: skip
 
 
@@ -200,7 +201,7 @@ class House:
     database: Database
     engine: ScriptedEngine = field(default_factory=ScriptedEngine)
     ttl_s: float = 1e9
-    limits: LifecycleLimits = TIME_LIMITS
+    config: GatewayConfig = CONFIG
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     price: dict[str, Price] = field(default_factory=lambda: {"m": Price(100, 50, 300)})
     elsewhere: Callable[[Call], Lifecycle] | None = None
@@ -218,26 +219,19 @@ class House:
             self.flow, ReplicaSet([self.engine, *self.others]), clock, engine_grace_s=0.0
         )
         self.prices = uniform_book(self.price)
-        self.holds = Holds(
-            self.ledger,
-            self.store,
-            "gw",
-            lease_ttl_s=60,
-            wall_clock=lambda: 1e9,
-            all_limits=lambda: list(LIMITS),
+        here = Site(
+            gateway_id="gw", database=self.database, config=self.config, clock=clock, wall_clock=lambda: 1e9
         )
+        self.holds = Holds(here, self.ledger, self.store, all_limits=lambda: list(LIMITS))
         self.lifecycle = Lifecycle(
-            holds=self.holds,
-            dispatcher=self.dispatcher,
-            estimates=Estimator(
+            here,
+            self.holds,
+            self.dispatcher,
+            Estimator(
                 flow=self.flow, upstreams=[self.engine], lengths=LengthForecast(), prices=lambda: self.prices,
                 model="m", cache_s=0.05,
             ),
-            prices=lambda: self.prices,
-            metrics=Metrics(),
-            clock=clock,
-            wall_clock=lambda: 1e9,
-            limits=self.limits,
+            Metrics(),
             sleep=self.sleep,
             elsewhere=self.elsewhere,
             standings=self.standings,
@@ -1139,7 +1133,7 @@ async def test_device_time_is_leased_reported_and_charged(house: House) -> None:
 
 async def test_a_store_that_is_away_for_too_long_ends_a_request_that_needs_more(sqlite_url: str) -> None:
     database = open_database(sqlite_url)
-    house = House(database, limits=replace(TIME_LIMITS, accounts_wait_s=0.2))
+    house = House(database, config=structs.replace(CONFIG, accounts_wait_s=0.2))
     run, (one,) = await house.running(max_tokens=200, principal=principal_with(output_bucket(1e3, 20)))
     top_up = house.store.top_up
 
@@ -1188,7 +1182,7 @@ async def test_a_top_up_under_way_is_over_before_the_request_is_settled(house: H
 
 async def test_a_reader_that_is_too_slow_is_cut_and_pays_what_was_emitted(sqlite_url: str) -> None:
     database = open_database(sqlite_url)
-    house = House(database, limits=replace(TIME_LIMITS, max_buffered_events=4))
+    house = House(database, config=structs.replace(CONFIG, max_buffered_events=4))
     run, (one,) = await house.running(max_tokens=200)
     for _ in range(9):
         house.engine.emit(one, 1)
@@ -1218,7 +1212,7 @@ async def test_a_stream_that_the_engines_client_cut_is_a_slow_readers(house: Hou
 
 async def test_a_reader_that_catches_up_is_not_cut(sqlite_url: str) -> None:
     database = open_database(sqlite_url)
-    house = House(database, limits=replace(TIME_LIMITS, max_buffered_events=4, slow_reader_s=30.0))
+    house = House(database, config=structs.replace(CONFIG, max_buffered_events=4, slow_reader_s=30.0))
     run, (one,) = await house.running(max_tokens=200)
     for _ in range(12):
         house.engine.emit(one, 1)

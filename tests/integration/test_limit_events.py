@@ -24,6 +24,7 @@ from tenants.resources.limits import LIMITS, LimitQuery
 from tenants.resources.reading import read_all
 from tenants.storage.database import Database, open_database
 from tenants.types import Amounts, Limit, LimitMode, Meter, Window
+from tests.support.builders import site
 from tests.support.quota import NOON_S, Clock, limit
 
 ACTOR = "cli:tester"
@@ -130,7 +131,7 @@ async def test_many_grants_become_one_row_and_two_gateways_add_up(
     database: Database, pepper: bytes, store: MemoryQuotaStore, clock: Clock
 ) -> None:
     watched = await a_limit(database, pepper)
-    gateways = [LimitAlerts(database, Metrics(), clock) for _ in range(2)]
+    gateways = [LimitAlerts(site(database, clock), Metrics()) for _ in range(2)]
     for index in range(12):
         clock.advance(1)
         gateways[index % 2].note(await granted(store, f"r{index}", [watched], 1))
@@ -152,7 +153,7 @@ async def test_an_alert_is_given_once_for_each_window_and_level(
 ) -> None:
     watched = await a_limit(database, pepper)
     metrics = Metrics()
-    events = LimitAlerts(database, metrics, clock)
+    events = LimitAlerts(site(database, clock), metrics)
     for index in range(3):
         events.note(await granted(store, f"a{index}", [watched], 5))
     assert alerts(metrics, "threshold") == 2
@@ -180,12 +181,12 @@ async def test_what_cannot_be_written_waits_and_is_bounded(
     watched = await a_limit(down, pepper)
     await down.close()
     metrics = Metrics()
-    events = LimitAlerts(down, metrics, clock)
+    events = LimitAlerts(site(down, clock), metrics)
     events.note(await granted(store, "a", [watched], 10))
-    await events.flush()
+    await events.close()
     clock.advance(1)
     events.note(await granted(store, "b", [watched], 1))
-    await events.flush()
+    await events.close()
     clock.advance(60)
     events.note(await granted(store, "c", [watched], 10))
     assert alerts(metrics, "dropped") == 2, "the levels of the next window find no room"
@@ -211,9 +212,9 @@ async def test_what_is_counted_while_a_write_fails_is_added_to_it(
             raise DatabaseUnavailable("away")
 
     away = Away(database.url)
-    events = LimitAlerts(away, Metrics(), clock)
+    events = LimitAlerts(site(away, clock), Metrics())
     events.note(await granted(store, "a", [watched], 5))
-    writing = asyncio.create_task(events.flush())
+    writing = asyncio.create_task(events.close())
     await asked.wait()
     events.note(await granted(store, "b", [watched], 1))
     gone.set()

@@ -92,7 +92,6 @@ class Pool:
         self.prepared: list[tuple[str, bool]] = []
         self.replicas = ReplicaSet(may_change=True)
         self.members = Members(self.replicas, sources, self._make, self.clock)
-        self.members.prepare = self._prepare
 
     async def _prepare(self, upstream: Upstream) -> None:
         self.prepared.append((upstream.name, upstream.is_up))
@@ -119,15 +118,15 @@ class Pool:
     async def after(self, seconds: float) -> None:
         """Two looks: the state at the end of that time is seen by the second."""
         self.clock.advance(seconds)
-        await self.members.look()
-        await self.members.look()
+        await self.members.look(self._prepare)
+        await self.members.look(self._prepare)
 
 
 @asynccontextmanager
 async def pool_of(*sources: MemberSource) -> AsyncIterator[Pool]:
     pool = Pool(*sources)
     try:
-        await pool.members.look()
+        await pool.members.look(pool._prepare)
         yield pool
     finally:
         await pool.members.close()
@@ -140,7 +139,7 @@ async def test_an_engine_joins_prepared_leaves_without_turns_and_is_kept_if_it_c
     with closing(StandIn(tmp_path, "one")) as one:
         async with pool_of(source) as pool:
             source.tell(("one", one.address), ("two", f"ipc://{tmp_path}/two.sock"))
-            await pool.members.look()
+            await pool.members.look(pool._prepare)
             assert pool.prepared == [("one", False), ("two", False)]
             await until(lambda: pool.serving == {"one"} and one.heard)
             assert one.heard == ["SetBrakes"]
@@ -148,7 +147,7 @@ async def test_an_engine_joins_prepared_leaves_without_turns_and_is_kept_if_it_c
             assert pool.states()["two"] == ("away", "nothing is heard from it for 0 s")
             [engine, _] = pool.replicas
             source.tell()
-            await pool.members.look()
+            await pool.members.look(pool._prepare)
             assert (pool.serving, pool.states()["one"][0], len(pool.replicas)) == (set(), "leaving", 2)
             source.tell(("one", one.address))
             await pool.after(STEADY_S)
@@ -166,7 +165,7 @@ async def test_a_source_that_fails_changes_nothing_and_says_so(tmp_path: Path) -
         async with pool_of(source, other) as pool:
             assert not pool.members.is_complete
             other.tell()
-            await pool.members.look()
+            await pool.members.look(pool._prepare)
             assert pool.members.is_complete
             await until(lambda: pool.serving == {"one"})
             source.engines = None
@@ -214,7 +213,7 @@ async def test_who_is_another_gets_no_turn_and_one_line(
         async with pool_of(source) as pool:
             await until(lambda: pool.serving == {"first"})
             source.tell(("first", first.address), ("one", one.address))
-            await pool.members.look()
+            await pool.members.look(pool._prepare)
             await until(lambda: pool.states()["one"][0] == "refused")
             await pool.after(1)
             assert why in pool.states()["one"][1]

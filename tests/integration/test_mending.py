@@ -24,6 +24,7 @@ from tenants.quota.store import Granted, Hold, QuotaStoreUnavailable
 from tenants.storage.database import Database
 from tenants.types import Amounts, Limit, Meter, Principal, SubjectKind, Tier, Window
 from tests.support import services
+from tests.support.builders import site
 
 PROMPT = [1, 2, 3, 4, 5]
 BUDGET = Limit("lim", "ten", SubjectKind.TENANT, "ten", Meter.TOTAL_TOKENS, 10_000, Window.LIFETIME)
@@ -84,9 +85,8 @@ async def house(
     made = []
     for name in ("a", "b"):
         store = RedisQuotaStore(redis_service.url, timeout_s=10)
-        holds = Holds(
-            Ledger(database), store, name, lease_ttl_s=60, wall_clock=lambda: 1e9, all_limits=lambda: LIMITS
-        )
+        here = site(database, lambda: 1e9, gateway_id=name)
+        holds = Holds(here, Ledger(database), store, all_limits=lambda: LIMITS)
         made.append(Gateway(name, store, holds))
     await made[0].holds.fill(is_new=False)
     for each in made:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from prometheus_client import CollectorRegistry
 from sqlalchemy import insert, select, update
 
 from gateway.alerts.evaluator import AlertEvaluator, Look
@@ -28,6 +27,7 @@ from tenants.storage.tables import audit_checkpoints
 from tenants.storage.tables import outbox as rows
 from tenants.storage.tables import webhooks as webhook_rows
 from tests.support.audited import audited
+from tests.support.builders import site
 from tests.support.database_fixtures import PEPPER
 from tests.support.quota import Clock
 from tests.support.webhook_receiver import Receiver, receiving
@@ -65,21 +65,13 @@ def sender(
     allows_private: bool = True,
     timeout_s: float = 5.0,
 ) -> WebhookSender:
-    return WebhookSender(
-        database,
-        admin.webhooks.secret,
-        name,
-        CollectorRegistry(),
-        clock,
-        timeout_s=timeout_s,
-        allows_private=allows_private,
-    )
+    settings = {"webhook_timeout_s": timeout_s, "webhook_private": allows_private}
+    return WebhookSender(site(database, clock, gateway_id=name, **settings), admin.webhooks.secret)
 
 
 def evaluator(database: Database, look: Look, clock: Clock, name: str = "one") -> AlertEvaluator:
-    return AlertEvaluator(
-        database, look, name, CollectorRegistry(), clock, every_s=30.0, base_url="https://console.example"
-    )
+    console_url = "https://console.example"
+    return AlertEvaluator(site(database, clock, gateway_id=name, console_url=console_url), look)
 
 
 async def add(admin: Admin, receiver: Receiver, **more: object) -> Webhook:
@@ -254,11 +246,11 @@ async def test_a_redirect_is_not_followed_and_a_silent_receiver_is_left(
         writer.close()
 
     silent = await asyncio.start_server(never, "127.0.0.1", receiver.port)
-    work = sender(database, admin, clock, timeout_s=0.1)
+    work = sender(database, admin, clock, timeout_s=0.5)
     clock.now_s += 3_600.0
     await round_of(work)
     [row] = await admin.webhooks.deliveries(webhook.webhook_id)
-    assert row.error == "no answer within 0.1 s"
+    assert row.error == "no answer within 0.5 s"
     await work.close()
     silent.close()
     await silent.wait_closed()

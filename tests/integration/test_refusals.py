@@ -26,6 +26,7 @@ from tenants.resources.reading import read_page
 from tenants.resources.refusals import REFUSALS, RefusalQuery
 from tenants.storage.database import Database, open_database
 from tenants.storage.tables import flushes, refusal_counts, refusals
+from tests.support.builders import site
 from tests.support.quota import NOON_S, Clock
 
 ACTOR = "cli:tester"
@@ -34,7 +35,7 @@ IDS = ("ten_a", "prj_a", "key_a")
 
 @pytest.fixture
 def recorder(database: Database, clock: Clock) -> RefusalRecorder:
-    return RefusalRecorder(database, Metrics(), clock)
+    return RefusalRecorder(site(database, clock), Metrics())
 
 
 def denied(limit_id: str = "lim_1", wanted: int = 50, available: int = 7) -> ApiError:
@@ -153,7 +154,7 @@ async def test_while_the_database_is_away_counts_are_merged_and_none_is_lost(
 async def test_two_gateways_add_up(database_url: str, clock: Clock) -> None:
     databases = [open_database(database_url) for _ in range(2)]
     try:
-        gateways = [RefusalRecorder(database, Metrics(), clock) for database in databases]
+        gateways = [RefusalRecorder(site(database, clock), Metrics()) for database in databases]
         for number in range(40):
             for index, gateway in enumerate(gateways):
                 gateway.note(denied(f"lim_{number % 4}"), f"req_{index}_{number}", IDS)
@@ -375,7 +376,7 @@ async def test_counts_by_time_and_groups_in_pages(
 async def test_the_last_use_of_a_key_is_the_latest_of_all_gateways(
     database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    early, late = KeyUseRecorder(database, clock), KeyUseRecorder(database, clock)
+    early, late = KeyUseRecorder(site(database, clock)), KeyUseRecorder(site(database, clock))
     early.note("key_a")
     clock.now_s += 100
     late.note("key_a")
@@ -392,7 +393,7 @@ async def test_the_last_use_of_a_key_is_the_latest_of_all_gateways(
     with monkeypatch.context() as patched:
         patched.setattr(key_uses, "note", away)
         early.note("key_a")
-        await early.flush()
+        await early.close()
     await early.close()
     uses = await database.read(lambda c: key_uses.last_uses(c, ["key_a"]))
     assert uses == {"key_a": round(clock.now_s * 1e6)}
@@ -401,7 +402,7 @@ async def test_the_last_use_of_a_key_is_the_latest_of_all_gateways(
 async def test_uses_of_keys_that_are_being_written_survive_the_end_of_a_gateway(
     database: Database, clock: Clock
 ) -> None:
-    recorder = KeyUseRecorder(database, clock)
+    recorder = KeyUseRecorder(site(database, clock))
     recorder.note("key_a")
     begun, goes_on = threading.Event(), threading.Event()
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from engine.messages import Delta, SequenceState
 from gateway.requests.run import Run, SequenceOutput
 from gateway.upstream.base import MovableUpstream, Upstream, UpstreamLost, UpstreamUnavailable, Wording
 from tenants.outcomes import RequestOutcome
 from tenants.storage.database import Database, open_database
-from tests.integration.test_lifecycle import PROMPT, TIME_LIMITS, House, ScriptedEngine, told
+from tests.integration.test_lifecycle import CONFIG, PROMPT, House, ScriptedEngine, told
 from tests.support.engine_process import until
 
 
@@ -191,8 +191,8 @@ async def test_it_never_goes_on_at_a_server_that_would_begin_anew(database: Data
 
 async def test_a_wait_ends_with_its_tiers_time_and_what_arrived_is_charged(database: Database) -> None:
     engine = MovableEngine("a")
-    waits = dict.fromkeys(TIME_LIMITS.feed_wait_s, 0.01)
-    house = House(database, engine, limits=replace(TIME_LIMITS, feed_wait_s=waits))
+    config = structs.replace(CONFIG, ttl_interactive_s=0.1, ttl_standard_s=0.1, ttl_batch_s=0.1)
+    house = House(database, engine, config=config)
     run, (one,) = await house.running()
     engine.emit(one, 3)
     await until(lambda: run.output_tokens == 3)
@@ -218,7 +218,7 @@ async def test_it_is_cancelled_while_it_waits(pair: tuple[House, MovableEngine, 
 async def test_moves_are_bounded(database: Database) -> None:
     """A request may be what kills its engines."""
     engine = MovableEngine("a")
-    house = House(database, engine, limits=replace(TIME_LIMITS, moves=2))
+    house = House(database, engine, config=structs.replace(CONFIG, moves=2))
     run, (one,) = await house.running()
     for count in (1, 2):
         engine.emit(one, 1)

@@ -24,6 +24,7 @@ from tenants.resources.reading import read_page
 from tenants.slo.target import SloSet
 from tenants.storage.database import Database, open_database
 from tenants.types import Tier
+from tests.support.builders import site
 
 NOW_S = 1_700_000_130.0
 MACHINE = FluidMachine(PRIOR, 8, 256, 65_536)
@@ -41,9 +42,8 @@ class House:
         self.revision = 0
         self.now_s = 0.0
         self.took_s = 0.0
-        self.monitor = SloMonitor(
-            database, self.registry, lambda: NOW_S, lambda: self.revision, stopwatch=self._look
-        )
+        here = site(database, lambda: NOW_S, self.registry)
+        self.monitor = SloMonitor(here, lambda: self.revision, stopwatch=self._look)
         self.load = self.monitor.pools["m"] = PoolLoad(lambda: machine)
 
     def _look(self) -> float:
@@ -158,13 +158,13 @@ async def test_a_database_that_is_away_delays_and_loses_nothing(sqlite_url: str,
     database = open_database(sqlite_url)
     house = House(database, pepper)
     await house.target(1.0)
-    timelines = TimelineWriter(database, house.registry, lambda: NOW_S, retention_s=60.0, max_rows=10)
+    timelines = TimelineWriter(site(database, lambda: NOW_S))
     house.monitor.ended("m", FACTS, Tier.STANDARD)
     timelines.keep("req_1", "ten_a", b"packed")
     await house.monitor.judge_pending()
     await database.close()
-    await house.monitor.flush()
-    await timelines.flush()
+    await house.monitor.close()
+    await timelines.close()
     found = await timelines.find("req_1")
     assert found is not None
     assert found.packed == b"packed"
@@ -190,7 +190,7 @@ async def test_more_timelines_than_may_wait_are_dropped_and_counted(
     monkeypatch.setattr("gateway.explain.timeline_writer.MAX_WAITING", 3)
     registry = CollectorRegistry()
     database = open_database(sqlite_url)
-    timelines = TimelineWriter(database, registry, lambda: NOW_S, retention_s=60.0, max_rows=10)
+    timelines = TimelineWriter(site(database, lambda: NOW_S, registry))
     for number in range(5):
         timelines.keep(f"req_{number}", "ten_a", b"packed")
     await timelines.flush()

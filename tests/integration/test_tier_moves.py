@@ -17,7 +17,8 @@ from engine.messages import TIER_RANKS
 from gateway.budget.holds import BudgetDenied
 from gateway.cluster.crash_charge import reckon
 from gateway.errors import ApiError
-from gateway.pools.pool import Lifecycles
+from gateway.metrics.recent_lag import RecentLag
+from gateway.pools.pool import Pools
 from gateway.pools.request_actions import CANCEL, LIST, MOVE, SHOW, RequestAction, RequestActions
 from gateway.requests.run import Run
 from tenants.errors import DatabaseUnavailable
@@ -27,6 +28,7 @@ from tenants.quota.store import QuotaStoreUnavailable
 from tenants.storage.database import open_database
 from tenants.types import Limit, Meter, SubjectKind, Tier, Window
 from tests.integration.test_lifecycle import PRINCIPAL, PROMPT, House, told
+from tests.support.builders import site
 from tests.support.engine_process import until
 
 MOST = 100 * len(PROMPT) + 300 * 20
@@ -288,7 +290,7 @@ async def test_another_gateways_question_is_answered_about_the_askers_own_reques
     run = await line.waiting(cost_limit(10 * MOST))
     request_id, tenant_id = run.call.request_id, PRINCIPAL.tenant_id
     pool: Any = SimpleNamespace(lifecycle=line.lifecycle)
-    under_way = RequestActions(Lifecycles({"m": pool}, "m"), asyncio.get_running_loop().time)
+    under_way = RequestActions(site(None), Pools(m=pool), RecentLag())
     assert not (await under_way.act(RequestAction(SHOW, request_id, "ten_2"))).is_found
     assert not (await under_way.act(RequestAction(CANCEL, request_id, "ten_2"))).is_found
     assert [each["id"] for each in (await under_way.act(RequestAction(LIST, tenant_id=tenant_id))).value] == [

@@ -9,7 +9,6 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 from sqlalchemy import Connection, Engine, delete, event, insert, select, text, update
 
 from gateway.cluster.usage_folder import UsageFolder
@@ -22,6 +21,7 @@ from tenants.usage.fold import HOURS_KEPT_US, fold, is_behind, position, purge_h
 from tenants.usage.query import UsageQuery
 from tenants.usage.sums import AMOUNTS, DAY_US, HOUR_US, Grain
 from tenants.usage.verify import rebuild_usage, usage_problems
+from tests.support.builders import site
 from tests.support.usage import (
     MONDAY_US,
     answered,
@@ -230,7 +230,7 @@ async def test_what_begins_while_a_fold_looks_is_not_missed(postgres_url: str) -
 
 async def test_gateways_fold_while_a_transaction_is_held_open(postgres_url: str) -> None:
     databases = [open_database(postgres_url) for _ in range(2)]
-    folders = [UsageFolder(each, CollectorRegistry(), lambda: MONDAY_US / 1e6) for each in databases]
+    folders = [UsageFolder(site(each, lambda: MONDAY_US / 1e6)) for each in databases]
     rows = traffic(200, seed=3)
     with writing(postgres_url) as held:
         for number, start in enumerate(range(0, len(rows), 100)):

@@ -34,6 +34,13 @@ JUDGE_EVERY_S = 4.0
 Verdict = tuple[RequestFacts, Metric, Cause, Cause]
 
 
+class Deaf(PoolLoadShare):
+    """Tells the others of its load, and learns nothing of theirs."""
+
+    def hear(self, packed: bytes, told_s: float) -> None:
+        pass
+
+
 @dataclass
 class SplitGateway:
     """What one gateway knows of the pool."""
@@ -49,11 +56,8 @@ class SplitGateway:
 
     def __post_init__(self) -> None:
         self.redis = redis_client.Redis.from_url(self.url)
-        self.share = PoolLoadShare(self.name, "1", self.log, FlowMeter("pool"))
-        self.feed = LoadFeed(self.redis, "fairgate-test-load", lambda: self.now_s)
-        self.feed.tell, self.feed.told = self.share.tell, self.share.told
-        if self.hears:
-            self.feed.hear = self.share.hear
+        self.share = (PoolLoadShare if self.hears else Deaf)(self.name, "1", self.log, FlowMeter("pool"))
+        self.feed = LoadFeed(self.redis, "fairgate-test-load", lambda: self.now_s, self.share)
 
     def judge(self, pool: IncidentPool, known_s: float) -> None:
         """The misses that had ended by `known_s`."""

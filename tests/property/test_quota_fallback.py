@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -27,6 +27,7 @@ from tenants.quota.redis import RedisQuotaStore
 from tenants.quota.store import Denied, Granted, Hold, QuotaStoreRecovering, QuotaStoreUnavailable
 from tenants.types import Amounts, Limit, LimitMode, Meter
 from tests.support import services
+from tests.support.builders import site
 from tests.support.quota import Clock, filled, limit, on_platform, on_user
 
 AMOUNT = 300
@@ -138,12 +139,10 @@ class Gateway:
         self.rows = rows
         self.live: dict[str, Row] = {}
         self.mender = CounterRebuilder(
+            site(None, clock, gateway_id=name, lease_ttl_s=LEASE_S),
             cast("Ledger", rows),
             self.store,
-            name,
-            lease_ttl_s=LEASE_S,
-            now=lambda: datetime.fromtimestamp(clock(), UTC),
-            all_limits=lambda: list(LIMITS),
+            lambda: list(LIMITS),
         )
 
     async def in_one_epoch(self, ask: Callable[[], Awaitable[Result]]) -> tuple[str, Result]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from prometheus_client import CollectorRegistry
+
 from engine.messages import SamplingParams, StepTime, Submit
 from engine.scheduling.counters import ServiceCounters
+from gateway.background import Site
+from gateway.config import GatewayConfig
 from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate
 from gateway.flow.controller import FlowController
@@ -51,6 +57,19 @@ def flow_controller(
     settings = QueueSettings(10_000, 10_000, [1e9] * 3, WindowRule(lookahead, 1.0), 10)
     counters = ServiceCounters() if counters is None else counters
     return kind(order, counters, replace(settings, **fields), scorer)
+
+
+def site(
+    database: Any,
+    wall_clock: Callable[[], float] = time.time,
+    registry: CollectorRegistry | None = None,
+    gateway_id: str = "gw",
+    **settings: Any,
+) -> Site:
+    return Site(
+        gateway_id=gateway_id, database=database, wall_clock=wall_clock, config=GatewayConfig(**settings),
+        prometheus=CollectorRegistry() if registry is None else registry,
+    )  # fmt: skip
 
 
 def principal(tenant: str = "ten_1", **fields: Any) -> Principal:

@@ -126,7 +126,7 @@ def in_pages(keys: int) -> dict[str, int]:
         "/console/keys.csv": 1 + 5 * pages_of_keys,
         "/console/requests.csv": 1 + 7 * csv_file.FILE_PAGES,
         "/console/refusals.csv": 1 + 4 * csv_file.FILE_PAGES,
-        "/console/slo/misses.csv": 1 + 3 * csv_file.FILE_PAGES,
+        "/console/slo/misses.csv": 1 + 2 * csv_file.FILE_PAGES,
     }
 
 

@@ -17,13 +17,15 @@ from engine.core.core import EngineConfig
 from engine.forecast.length.length import LengthForecast
 from engine.messages import Delta, Ready, SamplingParams, Snapshot, StepTime, Submit
 from engine.virtual.replica import VirtualReplica
+from gateway.background import Site
 from gateway.budget.holds import Holds
+from gateway.config import GatewayConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.call import Call
 from gateway.domain.ids import new_request_id
 from gateway.estimates.estimator import Estimator
 from gateway.metrics.registry import Metrics
-from gateway.requests.lifecycle import Lifecycle, LifecycleLimits
+from gateway.requests.lifecycle import Lifecycle
 from gateway.requests.run import Closed, Run
 from gateway.upstream.base import OnService, Wording
 from gateway.upstream.capabilities import PLAIN_TEXT
@@ -38,11 +40,10 @@ from tests.support.builders import flow_controller, virtual_prompt
 EPOCH_S = 1e9
 HOPS = 40
 """Turns of the event loop in which everything that can happen without time has happened."""
-LIMITS = LifecycleLimits(
-    tell_after_s=1.0,
-    reserve_quantile=0.9, outcome_wait_s=5.0, settle_wait_s=30.0, hold_wait_s=5.0, accounts_wait_s=5.0,
-    slow_reader_s=5.0, moves=3, max_buffered_events=10_000, max_buffered_bytes=10**9, max_fed_waiting=1_000,
-    feed_wait_s=dict.fromkeys(Tier, 1e6),
+CONFIG = GatewayConfig(
+    outcome_wait_s=5.0, settle_wait_s=30.0, accounts_wait_s=5.0, slow_reader_s=5.0, lease_ttl_s=3_600.0,
+    max_buffered_events=10_000, max_buffered_bytes=10**9, max_queued_per_tenant=1_000,
+    ttl_interactive_s=86_400.0, ttl_standard_s=86_400.0, ttl_batch_s=604_800.0,
 )  # fmt: skip
 
 
@@ -169,22 +170,20 @@ class VirtualStreams:
         prices = uniform_book({"m": Price(1, 1, 1)})
         flow = flow_controller(lookahead=2)
         self._dispatcher = Dispatcher(flow, ReplicaSet([self.upstream]), self.clock, engine_grace_s=1e9)
-        self._books = Holds(
-            self.ledger, self.store, "gw", lease_ttl_s=3_600, wall_clock=lambda: EPOCH_S + self.clock(),
-            all_limits=list,
+        here = Site(
+            gateway_id="gw", database=database, config=CONFIG, clock=self.clock,
+            wall_clock=lambda: EPOCH_S + self.clock(),
         )  # fmt: skip
+        self._books = Holds(here, self.ledger, self.store, all_limits=list)
         self._lifecycle = Lifecycle(
-            holds=self._books,
-            dispatcher=self._dispatcher,
-            estimates=Estimator(
+            here,
+            self._books,
+            self._dispatcher,
+            Estimator(
                 flow=flow, upstreams=[self.upstream], lengths=LengthForecast(), prices=lambda: prices,
                 model="m", cache_s=0.05,
             ),
-            prices=lambda: prices,
-            metrics=Metrics(),
-            clock=self.clock,
-            wall_clock=lambda: EPOCH_S + self.clock(),
-            limits=LIMITS,
+            Metrics(),
             sleep=self._sleep,
         )  # fmt: skip
 

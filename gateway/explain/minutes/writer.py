@@ -6,18 +6,17 @@ Each minute once it is over, all rows in one transaction. While the database is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import Counter
 
+from gateway.background import Site
 from gateway.explain.minutes.engine_meter import EngineMeter
 from gateway.explain.minutes.flow_meter import FlowMeter
 from gateway.records.exact_writer import ExactWriter
 from tenants.counts import minute_store
 from tenants.counts.minute_store import MinutesCounted
-from tenants.storage.database import Database
 from tenants.storage.flushes import Flush
 
 PURGE_EVERY_S = 600.0
@@ -34,24 +33,16 @@ class MinuteWriter(ExactWriter[MinutesCounted]):
     unavailable = "minutes wait"
     purge_every_s = PURGE_EVERY_S
 
-    def __init__(
-        self,
-        database: Database,
-        gateway_id: str,
-        registry: CollectorRegistry,
-        wall_clock: Callable[[], float],
-    ) -> None:
-        super().__init__("minutes")
+    def __init__(self, site: Site) -> None:
+        super().__init__(site, "minutes")
         self.flows: dict[str, FlowMeter] = {}
         self.engines: dict[str, EngineMeter] = {}
-        self._database = database
-        self._gateway_id = gateway_id
-        self._wall_clock = wall_clock
+        self._gateway_id = site.gateway_id
         self._waiting = MinutesCounted()
         self._dropped = Counter(
             "fairgate_flow_rows_dropped",
             "Rows of service by minute that could not be written in time and were dropped.",
-            registry=registry,
+            registry=site.prometheus,
         )
 
     async def close(self) -> None:
@@ -65,9 +56,7 @@ class MinuteWriter(ExactWriter[MinutesCounted]):
         return taken if len(taken) else None
 
     async def write(self, batch: MinutesCounted, flush: Flush) -> None:
-        await minute_store.add(
-            self._database, self._gateway_id, batch, flush, round(self._wall_clock() * 1e6)
-        )
+        await minute_store.add(self._database, self._gateway_id, batch, flush, self._now_us())
 
     async def flush(self) -> None:
         await super().flush()
@@ -78,7 +67,7 @@ class MinuteWriter(ExactWriter[MinutesCounted]):
         return round((self._wall_clock() - SETTLED_S) * 1e6)
 
     async def purge(self) -> None:
-        await minute_store.purge(self._database, round(self._wall_clock() * 1e6))
+        await minute_store.purge(self._database, self._now_us())
 
     def _collect(self, now_us: int | None) -> None:
         for flow in self.flows.values():

@@ -50,7 +50,7 @@ async def dispatch_log(
         raise errors.bad_request(
             f"Invalid 'limit': {limit} must be at least 1 and at most {MAX_LOG_PAGE}.", "limit"
         )
-    log = gateway_of(request).flow.log
+    log = gateway_of(request).pools.first.flow.log
     records = list(log.since(since, limit))
     next_index = max(since, log.first_index) + len(records)
     return json_response(

@@ -37,15 +37,15 @@ async def policy_of(gateway: Gateway, decisions: int, steps: int = 0) -> dict[st
     in_force = gateway.policy
     shown: dict[str, Any] = {
         **in_force.now.as_json(),
-        "order": gateway.flow.order_name,
+        "order": gateway.pools.first.flow.order_name,
         "from": "stored" if in_force.is_stored else "settings",
         "settings": in_force.settings.as_json(),
         "problem": in_force.problem,
         "notice": in_force.notice,
         "learned": {
             name: learned
-            for name, control in gateway.controls.items()
-            if (learned := control.learned.as_json()) is not None
+            for name, pool in gateway.pools.items()
+            if (learned := pool.control.learned.as_json()) is not None
         },
         "policies": policy_names(in_force.options),
     }

@@ -29,16 +29,16 @@ async def status_of(gateway: Gateway, *, active_only: bool = False) -> dict[str,
     deps = gateway.deps
     queues = [pool.flow for pool in gateway.pools.values()]
     states = {} if active_only else await _limit_states(gateway)
-    flows, shares = _summed(queues), shares_of(list(gateway.shares.values()))
+    flows, shares = _summed(queues), shares_of([pool.meters.shares for pool in gateway.pools.values()])
     tenants: list[dict[str, Any]] = []
     for tenant in deps.directory.tenants():
         flow = flows.get(tenant.tenant_id) or TenantFlow(tenant.tenant_id, tenant.weight)
         tiers = _tiers(gateway, flow, shares)
         if tiers or not active_only:
-            counter = gateway.flow.counters.value(tenant.tenant_id)
+            counter = gateway.pools.first.flow.counters.value(tenant.tenant_id)
             limits = states.get(tenant.tenant_id, [])
             tenants.append(_tenant(flow, tenant.name, counter, limits) | {"tiers": tiers})
-    recovery = gateway.recovery
+    recovery = gateway.presence.report
     return {
         "gateway_id": deps.gateway_id,
         "model": deps.model_name,
@@ -155,8 +155,8 @@ def models_of(gateway: Gateway) -> dict[str, Any]:
             "long_tokens": pool.flow.queue.lane_rule.long_tokens,
             "queued": dict(zip(TIER_RANKS, pool.flow.queue.queued_by_tier(), strict=True)),
             "running": len(pool.flow.in_flight),
-            "control": _control(gateway.controls[pool.name]),
-            "learned": gateway.controls[pool.name].learned.as_json(),
+            "control": _control(pool.control),
+            "learned": pool.control.learned.as_json(),
             "prompts": "estimated" if pool.spec.is_estimated else "counted",
             "quotes_bind": pool.estimates.binding_tiers(),
             "replicas": [upstream.describe() for upstream in pool.spec.upstreams],
@@ -174,7 +174,7 @@ def forecasts_of(gateway: Gateway) -> dict[str, Any]:
         for upstream in pool.spec.upstreams
         if (snapshot := upstream.snapshot) is not None
     }
-    return {"gateway": gateway.lengths.report(), "engines": engines}
+    return {"gateway": gateway.builder.lengths.report(), "engines": engines}
 
 
 def _engine(upstream: Upstream) -> dict[str, Any]:

@@ -137,7 +137,7 @@ class CalibratedPool:
         """Open quotes, by the identity of their request."""
         self._open: dict[int, tuple[SimulatedRequest, Estimate, bool, float, WatchedWait | None]] = {}
         """By row: request, estimate, whether it is a quote, arrival time, and what the wait teaches."""
-        self.estimates.forecast_cache.promised = lambda now_s, tenant_id: [
+        self.estimates.forecast_cache.promised = lambda tenant_id: [
             entry for _, entry in self._quoted.values()
         ]
 

@@ -1,14 +1,15 @@
-"""Periodic work and background writers: failures, outages, purges, the last flush."""
+"""Services in order, periodic work and background writers: failures, outages, purges, the last flush."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from functools import partial
 
 import pytest
 
-from gateway.background import BackgroundWriter, every, watch_lag
+from gateway.background import BackgroundWriter, GatewayService, Services, every, watch_lag
 from tenants.errors import DatabaseUnavailable
 from tenants.storage.task_stop import stop
 
@@ -106,3 +107,54 @@ async def test_a_writer_that_never_started_flushes_when_it_closes() -> None:
     writer = Writer(0.0)
     await writer.close()
     assert writer.flushes == 1
+
+
+async def waiting(said: list[str]) -> None:
+    said.append("task")
+    try:
+        await asyncio.Event().wait()
+    finally:
+        said.append("task ends")
+
+
+async def test_services_stop_in_reverse_order_each_task_before_its_own_stop_whatever_fails() -> None:
+    said: list[str] = []
+
+    async def begin() -> None:
+        said.append("start two")
+        await asyncio.sleep(0)
+
+    def fail() -> None:
+        said.append("stop three")
+        raise ValueError("it does not stop")
+
+    services = Services(
+        GatewayService("one", lambda: said.append("start one"), lambda: said.append("stop one")),
+        GatewayService("two", begin, lambda: said.append("stop two"), partial(waiting, said)),
+        GatewayService("three", stop=fail),
+    )
+    await services.start()
+    await asyncio.sleep(0)
+    assert said == ["start one", "start two", "task"]
+    del said[:]
+    with pytest.raises(ValueError, match="it does not stop"):
+        await services.stop()
+    assert said == ["stop three", "task ends", "stop two", "stop one"]
+
+
+async def test_where_a_service_does_not_start_those_before_it_are_stopped_and_none_after_it_starts() -> None:
+    said: list[str] = []
+
+    def fail() -> None:
+        raise DatabaseUnavailable("gone")
+
+    services = Services(
+        GatewayService("one", stop=lambda: said.append("stop one"), task=partial(waiting, said)),
+        GatewayService("two", fail, lambda: said.append("stop two")),
+        GatewayService("three", lambda: said.append("start three")),
+    )
+    with pytest.raises(DatabaseUnavailable):
+        await services.start()
+    assert said == ["stop one"]
+    await services.stop()
+    assert said == ["stop one"], "once"

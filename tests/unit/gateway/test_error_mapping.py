@@ -21,9 +21,9 @@ from gateway.domain.estimate import Times
 from gateway.error_mapping import as_api_error, budget_denied, platform_limit
 from gateway.errors import LONGEST_RETRY_S, ApiError, ErrorKind, Retry
 from gateway.fair_threads import TooManyWaiting
+from gateway.http.unknown_routes import method_not_allowed, not_found
 from gateway.requests.dialects.chat import error_event
 from gateway.response_headers import MAX_POLICIES, limit_headers, policy_name, quota_fields
-from gateway.unknown_routes import method_not_allowed, not_found
 from tenants.quota.store import Denied, LimitNotKept, LimitState, TooManyEndUsers
 from tenants.types import NOTHING, Limit, LimitMode, Meter, SubjectKind, Tier, Window
 

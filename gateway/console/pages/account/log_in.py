@@ -36,7 +36,7 @@ async def log_in(request: Request) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
     next_path, kept = safe(visit.form.get("next", "")), visit.form.get("unsent", "")
     try:
-        opened = await deps.way_in.log_in(
+        opened = await gateway_of(request).way_in.log_in(
             visit.form.get("name", ""),
             visit.form.get("password", ""),
             address=visit.address,

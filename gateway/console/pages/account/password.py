@@ -24,11 +24,11 @@ async def password_page(request: Request) -> Response[str]:
 
 @form(PATH)
 async def change_password(request: Request) -> Response[str]:
-    visit, deps = visit_of(request), gateway_of(request).deps
+    visit, deps, way_in = visit_of(request), gateway_of(request).deps, gateway_of(request).way_in
     person = visit.person
     try:
-        await deps.way_in.confirm(person, visit.form.get("current", ""), address=visit.address)
-        new_hash = await chosen_password(deps.way_in, person.name, visit.form)
+        await way_in.confirm(person, visit.form.get("current", ""), address=visit.address)
+        new_hash = await chosen_password(way_in, person.name, visit.form)
         person = await deps.admin.people.set_password(visit.actor, person, new_hash)
     except FORM_ERRORS as error:
         problem = problem_of(error, fields=FIELDS, refused_at="current")

@@ -38,7 +38,7 @@ async def set_up(request: Request) -> Response[str]:
         return _dead(visit)
     name = visit.form.get("name", "") if link.is_set_up else link.name or ""
     try:
-        new_hash = await chosen_password(deps.way_in, name, visit.form)
+        new_hash = await chosen_password(gateway_of(request).way_in, name, visit.form)
         person = await deps.admin.people.redeem_link(
             visit.stranger, token, new_hash, name if link.is_set_up else None
         )

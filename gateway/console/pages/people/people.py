@@ -31,16 +31,16 @@ async def people_page(request: Request) -> Response[str]:
 
 @form(f"{PATH}/invite", act=Act.CHANGE_PEOPLE)
 async def invite(request: Request) -> Response[str]:
-    visit, deps = visit_of(request), gateway_of(request).deps
+    visit, gateway = visit_of(request), gateway_of(request)
     typed = typed_fields(visit.form, *KEPT)
     try:
-        await deps.way_in.confirm(visit.person, visit.form.get("password", ""), address=visit.address)
+        await gateway.way_in.confirm(visit.person, visit.form.get("password", ""), address=visit.address)
         wanted = PersonInvite(
             name=visit.form.get("name", ""),
             role=typed["role"],
             tenants=names_in(visit.form.get("tenants", "")) or None,
         )
-        person, token = await deps.admin.people.invite(visit.actor, wanted)
+        person, token = await gateway.deps.admin.people.invite(visit.actor, wanted)
     except FORM_ERRORS as error:
         return await _shown(request, typed, problem_of(error, fields=(*KEPT, "password")))
     return link_response(request, visit, person, token)

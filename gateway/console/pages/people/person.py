@@ -48,12 +48,13 @@ async def person_page(request: Request, person: FromPath[str]) -> Response[str]:
 @form(PATH, act=Act.CHANGE_PEOPLE)
 async def change_person(request: Request, person: FromPath[str]) -> Response[str]:
     """Does what the pressed button says; asks for the password."""
-    visit, deps = visit_of(request), gateway_of(request).deps
+    visit, gateway = visit_of(request), gateway_of(request)
+    deps = gateway.deps
     shown = await deps.admin.people.show(person)
     act = visit.form.get("act", "")
     asked_in = SESSION_PASSWORD if act == "end_session" else "password"
     try:
-        await deps.way_in.confirm(visit.person, visit.form.get(asked_in, ""), address=visit.address)
+        await gateway.way_in.confirm(visit.person, visit.form.get(asked_in, ""), address=visit.address)
         match act:
             case "role":
                 wanted = PersonChange(

@@ -31,7 +31,7 @@ from gateway.estimates.engine_load import flights_of
 from gateway.estimates.estimator import Estimator
 from gateway.estimates.forecast_cache import DEBT_S, MAX_COMING, Size
 from gateway.estimates.forecast_cache import Submit as SubmitPicture
-from gateway.estimates.persistence import LENGTHS_FILE, load_lengths, save_lengths
+from gateway.estimates.persistence import LENGTHS_FILE, LearnedFiles
 from gateway.flow.controller import Ticket
 from gateway.flow.window import Replica
 from gateway.quotes.offered import offered
@@ -95,10 +95,10 @@ class Bench:
             prices=lambda: self.book,
             model=MODEL,
             cache_s=0.05,
-            is_enabled=is_enabled,
             submit=submit,
             stopwatch=lambda: next(readings) * replay_took_s,
         )
+        self.estimates.is_enabled = is_enabled
         self.number = 0
 
     def enqueue(
@@ -383,7 +383,7 @@ def test_a_tenants_outstanding_quotes_count_in_all_figures_of_its_next_one(has_t
     bench = Bench(replay_took_s=0.0 if has_time else 0.01)
     cache = bench.estimates.forecast_cache
     quoted: list[QueueEntry] = []
-    cache.promised = lambda now_s, tenant_id: [each for each in quoted if each.tenant_id == tenant_id]
+    cache.promised = lambda tenant_id: [each for each in quoted if each.tenant_id == tenant_id]
 
     def offer(tenant: str) -> Estimate:
         return bench.estimates.offers(MODEL, tenant, 1.0, [Tier.STANDARD], SIZE, 0.0)[Tier.STANDARD]
@@ -430,7 +430,7 @@ def test_no_quote_binds_while_no_step_was_timed() -> None:
 
 def test_a_crowd_of_quotes_that_was_redeemed_at_one_moment_teaches_a_few_times_only() -> None:
     bench = Bench()
-    bench.estimates.forecast_cache.promised = lambda now_s, tenant_id: [QueueEntry("q", "me", 0.0, 1, 1)]
+    bench.estimates.forecast_cache.promised = lambda tenant_id: [QueueEntry("q", "me", 0.0, 1, 1)]
     [told] = bench.estimates.offers(MODEL, "me", 1.0, [Tier.STANDARD], SIZE, 0.0).values()
     assert told.promise is not None
     for crowd in range(10):
@@ -530,14 +530,14 @@ def test_what_was_learned_survives_a_restart_and_a_damaged_file_costs_nothing(tm
     lengths = LengthForecast()
     for _ in range(50):
         lengths.observe("me", MODEL, 33)
-    save_lengths(tmp_path, json.dumps(lengths.to_dict()))
-    again = load_lengths(tmp_path)
+    (tmp_path / LENGTHS_FILE).write_text(json.dumps(lengths.to_dict()))
+    again = LearnedFiles(tmp_path).lengths()
     assert again.quantile("me", MODEL, 0.5) == lengths.quantile("me", MODEL, 0.5)
     assert again.samples("me", MODEL) == 50
     for damage in ("", "{", '{"version": 99}', "[]"):
         (tmp_path / LENGTHS_FILE).write_text(damage)
-        assert load_lengths(tmp_path).samples("me", MODEL) == 0
-    assert load_lengths(tmp_path / "nowhere").samples("me", MODEL) == 0
+        assert LearnedFiles(tmp_path).lengths().samples("me", MODEL) == 0
+    assert LearnedFiles(tmp_path / "nowhere").lengths().samples("me", MODEL) == 0
 
 
 def test_waits_follow_the_lengths_that_the_engine_foresees_of_what_runs() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from engine.messages import Snapshot
 from engine.step_time.model import PRIOR
-from gateway.config import GatewayConfig
 from gateway.domain.server_description import server_of, terms_of
 from gateway.explain import describer as module
 from gateway.explain.describer import PACE_EVERY_S, Describer
@@ -19,6 +18,7 @@ from gateway.requests.run import Run
 from tenants.admin.platform.policy import StoredPolicy
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.types import Limit, Meter, Principal, SubjectKind, Tier
+from tests.support.builders import site
 from tests.unit.gateway.estimates.test_estimator import StillEngine
 
 PRINCIPAL = Principal("t", "t", "p", "k", "x", 2.0, frozenset(), Tier.STANDARD, frozenset(Tier), None)
@@ -32,7 +32,11 @@ class House:
         self.engine = StillEngine()
         self.policy = StoredPolicy("vtc", {"slots": 4})
         self.describer = Describer(
-            "gw_1", "m", cast(Any, [self.engine]), GatewayConfig(), lambda: self.policy, is_foreign=False
+            site(None, gateway_id="gw_1"),
+            "m",
+            cast(Any, [self.engine]),
+            lambda: self.policy,
+            is_foreign=False,
         )
 
     def report(self, samples: int, slower: float = 1.0) -> None:

@@ -19,7 +19,7 @@ from gateway.flow.deadline_check import FIRM, LENIENT
 from gateway.flow.knobs import DEFAULT_BOUNDS, Knob
 from gateway.flow.routing import PrefixRouter
 from gateway.flow.window import Replica, WindowRule
-from gateway.pools.control_loop import ControlLoop, bounds_of, queue_setters, setters_of
+from gateway.pools.control_loop import ControlLoop, Signals, bounds_of, queue_setters, setters_of
 from gateway.statistics import FadingShare, RecentShare
 from tests.support.builders import flow_controller
 
@@ -116,7 +116,9 @@ def test_evictions_count_once() -> None:
 def test_what_was_met_and_found_in_caches_is_seen() -> None:
     attainment, hits = RecentShare(), RecentShare()
     controlling, flow, _ = made(
-        ControlMode.ACTING, 10, attainment=lambda: attainment.value, prefix_hits=lambda: hits.value
+        ControlMode.ACTING,
+        10,
+        signals=lambda now_s: Signals(attainment=attainment.value, prefix_hit_share=hits.value),
     )
     assert flow.enqueue(Ticket(QueueEntry("r", "t", 0.0, 10, 10, 1), 1, 20), 0.0) is None
     assert controlling.look(0.0) == [], "nothing is known"
@@ -136,7 +138,11 @@ def test_what_was_met_and_found_in_caches_is_seen() -> None:
 
 def test_who_is_expected_late_and_who_was_served_in_good_time_is_seen() -> None:
     late, good = FadingShare(1e9), FadingShare(1e9)
-    controlling, _, _ = made(ControlMode.ADVICE, 10, expected_late=late.at, in_good_time=good.at)
+    controlling, _, _ = made(
+        ControlMode.ADVICE,
+        10,
+        signals=lambda now_s: Signals(expected_late=late.at(now_s), in_good_time=good.at(now_s)),
+    )
     assert controlling.look(0.0) == [], "nothing is known"
     late.note(1.0, 5.0)
     assert [(move.knob, move.after) for move in controlling.look(5.0)] == [(Knob.ADMISSION, FIRM)]

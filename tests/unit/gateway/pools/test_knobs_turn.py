@@ -15,7 +15,7 @@ from gateway.flow.control_rules import RULES, ControlMode
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.knobs import DEFAULT_BOUNDS, Knob
 from gateway.metrics.control import ControlCollector
-from gateway.pools.control_loop import EVERY_S, LEAST_LENGTHS, ControlLoop, setters_of
+from gateway.pools.control_loop import EVERY_S, LEAST_LENGTHS, ControlLoop, Signals, setters_of
 from tests.unit.gateway.pools.test_control_loop import Engine, Requests, queue, snapshot_of
 
 CALM: dict[str, Any] = {"attainment": 1.0, "hits": 0.0, "late": 0.0, "good": 0.0, "blocks": 10, "p90": 20}
@@ -47,10 +47,9 @@ class Load:
             [self.engine],
             _any(self),
             setters_of(self.flow, lifecycle, lambda: [self.engine], has_engines=True),
-            attainment=lambda: self.said["attainment"],
-            prefix_hits=lambda: self.said["hits"],
-            expected_late=lambda now_s: self.said["late"],
-            in_good_time=lambda now_s: self.said["good"],
+            signals=lambda now_s: Signals(
+                0.0, self.said["attainment"], self.said["hits"], self.said["late"], self.said["good"]
+            ),
             feed=self.feed,
         )
         assert self.flow.enqueue(Ticket(QueueEntry("r", "t", 0.0, 10, 10, 1), 1, 20), 0.0) is None

@@ -20,7 +20,7 @@ from gateway.flow.lanes import LaneRule
 from gateway.flow.learned.actions import Actions
 from gateway.flow.learned.macro_state import SeenRange
 from gateway.flow.learned.table_file import LearnedTable
-from gateway.pools.control_loop import ControlLoop, queue_setters
+from gateway.pools.control_loop import ControlLoop, Signals, queue_setters
 from gateway.pools.engine_knobs import engine_setters
 from gateway.pools.learned_actions import own_numbers
 from tenants.admin.platform.policy import StoredPolicy
@@ -67,7 +67,7 @@ class Pool:
         setters = {**queue_setters(self.flow), **engine_setters(self.engine.set_knobs, lambda: self.own)}
         self.loop = ControlLoop(
             self.mode, "tiny", self.flow, [self.engine], alike_lengths(), setters,
-            rests=dict(self.own), own_rests=lambda: self.own, may_lend=lambda: False,
+            rests=lambda: self.own, signals=lambda now_s: Signals(may_lend=False),
         )  # fmt: skip
         self.count = 0
 
@@ -217,7 +217,13 @@ def test_the_situation_is_what_waits_who_is_next_and_how_full_it_is() -> None:
 def test_knobs_without_a_setter_here_are_left_alone() -> None:
     pool = Pool()
     loop = ControlLoop(
-        ControlMode.ADVICE, "tiny", pool.flow, [pool.engine], alike_lengths(), {}, may_lend=lambda: False
+        ControlMode.ADVICE,
+        "tiny",
+        pool.flow,
+        [pool.engine],
+        alike_lengths(),
+        {},
+        signals=lambda now_s: Signals(may_lend=False),
     )
     loop.learned.use(learned_table(dict.fromkeys(range(12), Actions(slots=0.5))))
     assert [loop.look(now_s) for now_s in (0.0, 2.0)] == [[], []]

@@ -10,7 +10,7 @@ from engine.entry import QueueEntry
 from engine.messages import ModelInfo, Ready
 from gateway.flow.types import Ticket
 from gateway.flow.window import Replica
-from gateway.pools.pool import Lifecycles, ModelPool, PoolSpec
+from gateway.pools.pool import ModelPool, Pools, PoolSpec
 from gateway.requests.prompt import EstimatedRenderer
 from gateway.upstream.capabilities import PLAIN_TEXT, Capabilities
 from gateway.upstream.replica_set import ReplicaSet
@@ -41,7 +41,13 @@ def pool_of(*replicas: Announced) -> ModelPool:
     lifecycle: Any = SimpleNamespace(runs_of=lambda tenant_id: [])
     flow = flow_controller(lookahead=2, ageing_s=[100.0] * 3)
     return ModelPool(
-        PoolSpec("m", ReplicaSet(upstreams), EstimatedRenderer()), flow, unused, unused, lifecycle
+        PoolSpec("m", ReplicaSet(upstreams), EstimatedRenderer()),
+        flow,
+        unused,
+        unused,
+        lifecycle,
+        unused,
+        unused,
     )
 
 
@@ -71,7 +77,7 @@ def test_what_runs_on_a_replica_counts_what_was_sent_there_and_what_moved_there(
         entry = QueueEntry(f"r{number}", "t", 0.0, 10, 10)
         pool.flow.enqueue(Ticket(entry, 1, 20), 0.0)
     pool.flow.dispatch(0.0, [Replica("a", 16, 10_000)])
-    pools = Lifecycles({"m": pool}, "m")
+    pools = Pools(m=pool)
     moving: Any = SimpleNamespace(turn=SimpleNamespace(upstream=other), relocating=object())
     pool.lifecycle.runs_of = lambda tenant_id: [moving]  # type: ignore[method-assign]
     assert pools.in_flight() == [("m", "a@gw", 3), ("m", "b", 1)], (

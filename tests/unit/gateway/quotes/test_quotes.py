@@ -68,9 +68,8 @@ class Desk:
     def __init__(self, secret: bytes = b"s" * 32, shelf: Shelf | None = None) -> None:
         self.now_s = 1_000.0
         self.shelf = shelf or Shelf()
-        self.quotes = Quotes(
-            secret, valid_s=10.0, wall_clock=lambda: self.now_s, prices_at=self.prices_at, redeemed=self.shelf
-        )
+        here = builders.site(None, lambda: self.now_s, quote_valid_s=10.0)
+        self.quotes = Quotes(here, secret, self.prices_at, self.shelf)
 
     async def prices_at(self, version: int) -> PriceBook:
         return BOOKS[version]

@@ -9,11 +9,12 @@ from prometheus_client import CollectorRegistry
 from gateway.records.access_recorder import MOST_WRITTEN, AccessRecorder
 from tenants.audit.accesses import MOST_WAITING
 from tenants.people.way_in import LogIn
+from tests.support.builders import site
 
 
 def test_while_the_database_is_away_rows_pile_up_to_a_bound_and_the_rest_is_counted() -> None:
     registry, now_s = CollectorRegistry(), [6_000.0]
-    recorder = AccessRecorder(cast(Any, None), registry, lambda: now_s[0])
+    recorder = AccessRecorder(site(None, lambda: now_s[0], registry), cast(Any, None))
     minutes = 120
     for _ in range(minutes):
         now_s[0] += 60

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from gateway.config import AuditSettings
 from ops.cli.main import cli
 from ops.deploy.alert_rules import COMMITTED, as_yaml, out_of_date, rules, window
-from ops.settings.groups import AuditSettings
 from tenants.slo.slo import ALERTS, DEFAULT_LEAST_MISSES, Alert
 from tests.support.prometheus import promtool
 
