@@ -39,6 +39,13 @@ IN_FORCE = ("amount", "rate_per_s", "ceiling_per_s")
 """What an override may replace for a time."""
 _AMOUNT = {"minimum": 0, "maximum": MAX_AMOUNT}
 _RATE = {"exclusiveMinimum": 0}
+_FOR = {"exclusiveMinimum": 0, "maximum": MAX_OVERRIDE_S}
+_USER = {"maxLength": MAX_END_USER_CHARS}
+_ZONE = {"pattern": f"^({ZONE.pattern})$", "maxLength": MAX_ZONE_CHARS}
+_MODEL = {"pattern": r"\S", "maxLength": MAX_MODEL_CHARS}
+_REASON = {"pattern": r"\S", "maxLength": MAX_REASON_CHARS}
+_ABOVE = {"minimum": 0, "maximum": MAX_ABOVE_TOKENS}
+_PER_CENT = {"minItems": 1, "items": {"type": "integer", "minimum": 1, "maximum": MAX_THRESHOLD}}
 
 
 class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -52,30 +59,21 @@ class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     key: Annotated[str | None, Field("Only this key of the tenant: its id, in a file its name.")] = None
     end_user: Annotated[
         str | None,
-        Field(
-            "Only this end user of the tenant, as requests name it (safety_identifier, else user).",
-            schema={"maxLength": MAX_END_USER_CHARS},
-        ),
+        Field("Only this end user, as requests name it (safety_identifier, else user).", schema=_USER),
     ] = None
     each_end_user: Annotated[
-        bool,
-        Field("Each end user of the tenant without a limit of its own; each has a counter of its own."),
+        bool, Field("Each end user without a limit of its own; each has a counter of its own.")
     ] = False
     window: Annotated[str | None, Field("Calendar window of the amount.", "In", choices=tuple(Window))] = None
     time_zone: Annotated[
-        str,
-        Field(
-            "Where the window's days begin.",
-            "Time zone of days and months",
-            schema={"pattern": f"^({ZONE.pattern})$", "maxLength": MAX_ZONE_CHARS},
-        ),
+        str, Field("Where the window's days begin.", "Time zone of days and months", schema=_ZONE)
     ] = "UTC"
     rate_per_s: Annotated[
         float | None,
         Field(
-            "A token bucket in place of a window: it refills by this a second, up to its burst.",
+            "A bucket that refills by this a second, up to its burst.",
             "Rate a second",
-            option="--rate",
+            "--rate",
             schema=_RATE,
         ),
     ] = None
@@ -84,8 +82,7 @@ class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Field(
             "Of a hard rate of tokens in tier batch: it refills by up to this a second while the engines have"
             " capacity to spare (gateway.control acting); never below the rate. Left out: never faster.",
-            "Ceiling a second",
-            option="--ceiling",
+            *("Ceiling a second", "--ceiling"),
             schema=_RATE,
         ),
     ] = None
@@ -94,37 +91,25 @@ class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Field(
             "Size of the window, of the bucket (its burst), or the concurrency, in the meter's unit. 0 admits"
             " nothing.",
-            "Amount",
             schema=_AMOUNT,
         ),
     ]
     mode: Annotated[
-        str,
-        Field(
-            "hard: refuses; soft: alerts; shadow: only counts what it would have refused.",
-            "What it does",
-            choices=tuple(LimitMode),
-        ),
+        str, Field("hard refuses, soft alerts, shadow only counts.", "What it does", choices=tuple(LimitMode))
     ] = "hard"
     tier: Annotated[
         str | None, Field("Only requests in this tier.", "Only of the tier", choices=tuple(Tier))
     ] = None
     model: Annotated[
-        str | None,
-        Field(
-            "Only requests for this model.",
-            "Only of the model",
-            schema={"pattern": r"\S", "maxLength": MAX_MODEL_CHARS},
-        ),
+        str | None, Field("Only requests for this model.", "Only of the model", schema=_MODEL)
     ] = None
     above_tokens: Annotated[
         int,
         Field(
             "Only requests of more tokens than this: prompt and max_tokens together (without max_tokens: what"
             " the context leaves); 0: all.",
-            "Only requests of more tokens than",
-            option="--above",
-            schema={"minimum": 0, "maximum": MAX_ABOVE_TOKENS},
+            *("Only requests of more tokens than", "--above"),
+            schema=_ABOVE,
         ),
     ] = 0
     thresholds: Annotated[
@@ -132,7 +117,7 @@ class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Field(
             "Where a soft limit alerts, in per cent of the amount (repeat).  [default: 80 and 100]",
             option="--threshold",
-            schema={"minItems": 1, "items": {"type": "integer", "minimum": 1, "maximum": MAX_THRESHOLD}},
+            schema=_PER_CENT,
         ),
     ] = None
 
@@ -151,17 +136,9 @@ class LimitOverride(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
     for_s: Annotated[
         float | None,
-        Field(
-            "In place of it how long, such as 2h or 3d.",
-            option="--for",
-            is_duration=True,
-            schema={"exclusiveMinimum": 0, "maximum": MAX_OVERRIDE_S},
-        ),
+        Field("In place of it how long: 2h or 3d.", option="--for", is_duration=True, schema=_FOR),
     ] = None
-    reason: Annotated[
-        str,
-        Field("Why, for those who find it later.", schema={"pattern": r"\S", "maxLength": MAX_REASON_CHARS}),
-    ]
+    reason: Annotated[str, Field("Why, for those who find it later.", schema=_REASON)]
 
 
 TERMS = tuple(one.name for one in fields_of(LimitSet) if one.name not in SUBJECTS)
