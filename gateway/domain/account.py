@@ -62,8 +62,8 @@ class ReplicaMove:
 
 
 def refills_of(states: Iterable[LimitState]) -> tuple[Refill, ...]:
-    each = (refill_of(state.limit, state.refill_per_s) for state in states)
-    return tuple(refill for refill in each if refill is not None)
+    refills = (refill_of(state.limit, state.refill_per_s) for state in states)
+    return tuple(refill for refill in refills if refill is not None)
 
 
 class Account(msgspec.Struct, frozen=True):

@@ -38,11 +38,11 @@ SUBJECT_KINDS = {
     "end_user": "One end user",
     "each_end_user": "Each end user, for itself",
 }
-TERMS = tuple(one for one in fields_of(LimitSet) if one.name not in SUBJECTS and one.kind is not list)
+TYPED_TERMS = tuple(one for one in fields_of(LimitSet) if one.name not in SUBJECTS and one.kind is not list)
 """On the form, in this order; thresholds are not."""
-FIELDS = ("on", "subject", *(one.name for one in TERMS))
+FIELDS = ("on", "subject", *(one.name for one in TYPED_TERMS))
 NEW_LIMIT = {"on": "tenant", "meter": Meter.TOTAL_TOKENS.value, "window": "day"} | {
-    one.name: str(one.default) for one in TERMS if one.default and isinstance(one.default, str)
+    one.name: str(one.default) for one in TYPED_TERMS if one.default and isinstance(one.default, str)
 }
 NAMED_FIELD = dict.fromkeys(NARROWER, "subject") | {"burst": "amount", "tenant": "on"}
 """Form fields of command fields with other names."""
@@ -67,7 +67,9 @@ HINTS = dict.fromkeys(("meter", "mode", "tier"), "") | {
 
 def changed_terms(limit: Limit) -> list[CommandField]:
     """What can be changed of a limit; rates only of a bucket."""
-    return [one for one in TERMS if one.name not in IDENTITY and (limit.is_bucket or one.kind is not float)]
+    return [
+        one for one in TYPED_TERMS if one.name not in IDENTITY and (limit.is_bucket or one.kind is not float)
+    ]
 
 
 def act_on(kind: SubjectKind) -> Act:
@@ -92,7 +94,7 @@ def set_of(form: Mapping[str, str], tenant_id: str) -> LimitSet:
     on, subject, meter = form.get("on", ""), form.get("subject", "").strip(), form.get("meter", "")
     if on in ("project", "key", "end_user") and not subject:
         raise Invalid("subject", f"say which {on.replace('_', ' ')}")
-    given = _typed(meter, TERMS, form)
+    given = _typed(meter, TYPED_TERMS, form)
     is_rate, is_concurrency = form.get("window") == RATE, meter == Meter.CONCURRENCY
     if is_rate or is_concurrency:
         given["window"] = None
