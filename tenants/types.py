@@ -157,6 +157,11 @@ class Limit:
         return hash(self.identity)
 
     @property
+    def follows_spare_capacity(self) -> bool:
+        """Whether it may refill faster than by its rate."""
+        return self.ceiling_per_s is not None
+
+    @property
     def is_default(self) -> bool:
         """Whether it is the default of a tenant's end users, each of whom has a counter of its own."""
         return self.kind is SubjectKind.END_USER and self.subject_id == self.tenant_id

@@ -11,7 +11,8 @@ import msgspec
 
 from engine.messages import Decision, DecodeShare
 from gateway.domain.estimate import Estimate, Times
-from tenants.types import Amounts, SubjectKind, Tier
+from tenants.quota.spare import Refill, refill_of
+from tenants.types import Amounts, Tier
 
 if TYPE_CHECKING:
     from gateway.domain.fallback import Fallback
@@ -60,25 +61,9 @@ class ReplicaMove:
         }
 
 
-class Refill(msgspec.Struct, frozen=True):
-    """The refill rate of a limit with a ceiling, at admission."""
-
-    meter: str
-    rate_per_s: float
-    ceiling_per_s: float
-    refill_per_s: float
-
-
 def refills_of(states: Iterable[LimitState]) -> tuple[Refill, ...]:
-    """Limits on all tenants together are left out: tenants read no numbers of those."""
-    return tuple(
-        Refill(limit.meter.value, limit.rate_per_s, limit.ceiling_per_s, state.refill_per_s)
-        for state in states
-        if (limit := state.limit).rate_per_s is not None
-        and limit.ceiling_per_s is not None
-        and state.refill_per_s is not None
-        and limit.kind is not SubjectKind.PLATFORM
-    )
+    refills = (refill_of(state.limit, state.refill_per_s) for state in states)
+    return tuple(refill for refill in refills if refill is not None)
 
 
 class Account(msgspec.Struct, frozen=True):

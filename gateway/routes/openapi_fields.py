@@ -27,7 +27,7 @@ from tenants.outbox.kinds import SUBJECTS
 from tenants.people.person import MAX_NAME_CHARS
 from tenants.people.roles import Role
 from tenants.resources.resource import MOST, Filter, Kind, ListQuery, filters_of
-from tenants.types import MAX_END_USER_CHARS, SCOPES, LimitMode, Meter, OnLowBudget, Tier, Window
+from tenants.types import MAX_END_USER_CHARS, SCOPES, OnLowBudget, Tier
 
 
 def between(lowest: float, highest: float | None = None) -> dict[str, Any]:
@@ -100,14 +100,11 @@ FIELDS: dict[str, dict[str, Any]] = {name: _range(bounds) for name, bounds in RA
     **dict.fromkeys(("KeyCreate.name", "KeyChange.name"), form(re.compile(f"({validation.NAME.pattern})?"))),
     "PersonInvite.name": {"minLength": 1} | form(re.compile(r"\S+"), MAX_NAME_CHARS),
     **dict.fromkeys(
-        ("PriceSet.model", "ConfigPrice.model", "LimitSet.model", "ConfigLimit.model"),
+        ("PriceSet.model", "ConfigPrice.model"),
         _NOT_BLANK | {"maxLength": validation.MAX_MODEL_CHARS},
     ),
-    "time_zone": form(validation.ZONE, validation.MAX_ZONE_CHARS),
-    "thresholds": {"minItems": 1, "items": {"type": "integer"} | between(1, validation.MAX_THRESHOLD)},
     "reason": _REASON,
-    **dict.fromkeys(("LimitOverride.reason", "LedgerAdjust.reason"), _REASON | _NOT_BLANK),
-    "until": _INSTANT,
+    "LedgerAdjust.reason": _REASON | _NOT_BLANK,
     "weight": between(validation.MIN_WEIGHT, validation.MAX_WEIGHT),
     "tier": one_of(Tier),
     "tiers": {"items": {"type": "string"} | one_of(Tier)},
@@ -115,15 +112,9 @@ FIELDS: dict[str, dict[str, Any]] = {name: _range(bounds) for name, bounds in RA
     "on_low_budget": one_of(OnLowBudget),
     "reserved_tokens_per_s": between(0, validation.MAX_RESERVED_TOKENS_PER_S),
     "reserved_tier": one_of([*Tier, validation.ALL_TIERS]),
-    "meter": one_of(Meter),
-    "window": one_of(Window),
-    "mode": one_of(LimitMode),
-    "amount": between(0, validation.MAX_AMOUNT),
-    "above_tokens": between(0, validation.MAX_ABOVE_TOKENS),
     "expires_in_s": {"exclusiveMinimum": 0, "maximum": validation.MAX_EXPIRY_S},
     "grace_s": between(0, validation.MAX_GRACE_S),
     "BrakeSet.tier": one_of(BRAKED_TIERS),
-    "LimitOverride.for_s": {"exclusiveMinimum": 0, "maximum": validation.MAX_OVERRIDE_S},
     "BrakeSet.for_s": between(1, MAX_BRAKE_S),
     "share": {"exclusiveMinimum": 0, "maximum": 1},
     "PersonInvite.role": one_of(Role),

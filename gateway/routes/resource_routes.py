@@ -19,9 +19,9 @@ from gateway.domain.ids import request_id_of
 from gateway.http.asgi import Request
 from gateway.http.authentication import principal_of
 from gateway.routes.admin.common import CHANGE, actor, changed, if_match, named, paged, tagged
-from gateway.routes.context import admin_of, asked, asked_or_not, json_response
-from gateway.routes.views.resource_rows import json_of
-from tenants.admin.cursor import DEFAULT_PAGE
+from gateway.routes.context import admin_of, asked, asked_or_not, gateway_of, json_response
+from gateway.routes.views.resource_rows import check_act, json_of, json_of_page
+from tenants.admin.cursor import DEFAULT_PAGE, Page
 from tenants.resources.reading import query_of, read_page
 from tenants.resources.resource import ActCall, Kind, ListQuery, Resource, ResourceAct, filters_of
 
@@ -88,7 +88,8 @@ async def _listed(request: Request, resource: Resource[Any], of_tenant: str | No
     page = await read_page(
         admin_of(request), resource, query, cursor=cursor, limit=limit, of_tenant=of_tenant
     )
-    return await paged(request, page, lambda row: json_of(resource, row))
+    shown = await json_of_page(gateway_of(request), resource, query, page.rows)
+    return await paged(request, Page(shown, page.next_cursor), dict)
 
 
 def _list(resource: Resource[Any]) -> HTTPRouteHandler:
@@ -166,6 +167,7 @@ def _act(resource: Resource[Any], act: ResourceAct) -> HTTPRouteHandler:
         if act.command is not None:
             read = asked_or_not if act.is_body_optional else asked
             command = await read(request, act.command)
+        check_act(gateway_of(request), act, command)
         condition = if_match(request) if act.takes_condition else None
         call = ActCall(actor(request), reference, command, condition, tenant)
         made = await act.run(admin_of(request), call)

@@ -13,12 +13,12 @@ from ops.cli.administer import actor, administer
 from ops.cli.base import Command, Group, answer
 from ops.cli.options import Duration, PastInstant, PastStart
 from ops.reporting import table
-from tenants.admin.cursor import MAX_PAGE
+from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.audit.field_changes import words
 from tenants.directory.records import from_us
 from tenants.errors import Invalid
 from tenants.fields import CommandField, command_of, fields_of
-from tenants.resources.reading import query_of, read_page
+from tenants.resources.reading import query_of, read_all, read_page
 from tenants.resources.resource import (
     NONE,
     ActCall,
@@ -77,14 +77,15 @@ def options_of(query: type[ListQuery], rows: int) -> list[click.Parameter]:
 
 def _list(resource: Resource[Any], limit: int = MAX_PAGE, cursor: str | None = None, **given: Any) -> None:
     async def read(admin: Admin) -> Json:
-        query, rows, following = query_of(resource.query, given), [], cursor
-        while True:
-            page = await read_page(admin, resource, query, cursor=following, limit=limit)
-            rows += page.rows
-            following = page.next_cursor
-            if following is None or not resource.is_whole:
-                break
-        return {"data": await admin.with_names(map(resource.as_json, rows)), "next_cursor": following}
+        query = query_of(resource.query, given)
+        if resource.is_whole:
+            page = Page(await read_all(admin, resource, query), None)
+        else:
+            page = await read_page(admin, resource, query, cursor=cursor, limit=limit)
+        return {
+            "data": await admin.with_names(map(resource.as_json, page.rows)),
+            "next_cursor": page.next_cursor,
+        }
 
     document = administer(read)
     answer(document["data"] if resource.is_whole else document, lambda: show_rows(resource, document))
@@ -207,11 +208,10 @@ def act_command(resource: Resource[Any], act: ResourceAct) -> Command:
 
 
 def field_option(one: CommandField) -> click.Option:
-    kinds: dict[type, Any] = {int: int, float: Duration() if one.field.is_duration else float}
     if one.is_flag:
         return click.Option([one.option, one.name], is_flag=True, default=False, help=one.field.help or None)
     default = None if one.is_required or one.kind is list else one.default
-    kind = click.Choice([*map(str, one.field.choices)]) if one.field.choices else kinds.get(one.kind, str)
+    kind = click.Choice([*map(str, one.field.choices)]) if one.field.choices else _kind_of(one)
     return click.Option(
         [one.option, one.name],
         type=kind,
@@ -221,6 +221,22 @@ def field_option(one: CommandField) -> click.Option:
         multiple=one.kind is list,
         help=one.field.help or None,
     )
+
+
+def _kind_of(one: CommandField) -> Any:
+    if one.field.is_duration:
+        return Duration()
+    known, kind = one.field.schema or {}, one.kind
+    if kind is list:
+        known = known.get("items", {})
+        kind = int if known.get("type") == "integer" else str
+    if kind not in (int, float):
+        return str
+    lowest, highest = known.get("minimum", known.get("exclusiveMinimum")), known.get("maximum")
+    if lowest is None and highest is None:
+        return kind
+    is_open = "exclusiveMinimum" in known
+    return (click.IntRange if kind is int else click.FloatRange)(lowest, highest, min_open=is_open)
 
 
 def _act(

@@ -13,8 +13,9 @@ from ops.serving import datadir
 from ops.settings.settings import Settings
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
-from tenants.admin.commands import KeyCreate, LimitSet, TenantCreate
+from tenants.admin.commands import KeyCreate, TenantCreate
 from tenants.admin.transaction import Transactions
+from tenants.nouns.limit import LimitSet
 from tenants.storage.database import open_database
 from tenants.types import Meter, Tier
 

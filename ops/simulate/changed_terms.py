@@ -16,11 +16,12 @@ from tenants.config_file.plan_limits import LimitName, described, limit_in_file,
 from tenants.config_file.state import PLATFORM_LIMIT, TENANT_LIMIT, SubjectName
 from tenants.config_file.yaml_reader import ConfigFileText, read_file
 from tenants.errors import Invalid
+from tenants.nouns.limit import rate_in_words
+from tenants.nouns.limit_checks import narrowed_to
 from tenants.types import PLATFORM, Limit, Meter, RequestTraits, SubjectKind, Tier
 
 ALL_TENANTS = ""
 """The platform, in place of a tenant's name."""
-NARROWER = ("project", "key", "end_user")
 _SUBJECTS = {SubjectKind.TENANT: TENANT_LIMIT, SubjectKind.PLATFORM: PLATFORM_LIMIT}
 
 
@@ -72,9 +73,7 @@ def _limits_of(file: ConfigFileText) -> list[ChangedLimit]:
 
 
 def _changed(tenant: str, part: ConfigLimit, at: Place) -> ChangedLimit:
-    narrower = [name for name in NARROWER if getattr(part, name) is not None]
-    narrower += ["each_end_user"] if part.each_end_user else []
-    if narrower:
+    if narrower := narrowed_to(part):
         raise ConfigInvalid(
             (*at, narrower[0]), "which of them sent a request is not recorded: leave this limit out"
         )
@@ -149,7 +148,6 @@ def _words(recorded: Recorded, changed: ChangedLimit) -> str:
 
 
 def _size(limit: Limit) -> str:
-    rate = f" at {limit.rate_per_s:g} a second" if limit.rate_per_s is not None else ""
-    rate += f" (up to {limit.ceiling_per_s:g})" if limit.ceiling_per_s is not None else ""
+    rate = f" at {rate_in_words(limit)}" if limit.is_bucket else ""
     mode = "" if limit.mode == "hard" else f" {limit.mode.value}"
     return f"{limit.amount:,}{rate}{mode}"

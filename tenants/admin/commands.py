@@ -91,46 +91,6 @@ class KeyChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """In place of it."""
 
 
-class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /admin/v1/limits`. Its subject is the platform, or a tenant, or one project, key or end user of a
-    tenant, or each end user of a tenant."""
-
-    meter: str
-    amount: int
-    platform: bool = False
-    """All tenants together."""
-    tenant: str | None = None
-    project: str | None = None
-    key: str | None = None
-    end_user: str | None = None
-    """As requests name it: `safety_identifier`, else `user`."""
-    each_end_user: bool = False
-    """The default of those without a limit of their own; each has a counter of its own."""
-    window: str | None = None
-    time_zone: str = "UTC"
-    rate_per_s: float | None = None
-    ceiling_per_s: float | None = None
-    """Of a hard rate of tokens in tier batch: what it refills at while capacity is spare."""
-    mode: str = "hard"
-    tier: str | None = None
-    model: str | None = None
-    above_tokens: int = 0
-    """Only requests of more tokens: prompt and `max_tokens` together."""
-    thresholds: list[int] | None = None
-    """Soft limits: where they alert, in per cent of the amount."""
-
-
-class LimitOverride(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /admin/v1/limits/{id}/override`."""
-
-    amount: int
-    reason: str
-    rate_per_s: float | None = None
-    until: str | None = None
-    """ISO 8601 with a time zone."""
-    for_s: float | None = None
-
-
 class PriceSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /admin/v1/prices`. Money in nano-dollars a token; multiplier and weights in thousandths."""
 

@@ -17,8 +17,9 @@ from tenants.admin.projects import DEFAULT_PROJECT, insert_project
 from tenants.admin.transaction import AdminActs, Change, IfMatch, insert_unique
 from tenants.directory import queries
 from tenants.directory.keys import new_id
-from tenants.directory.records import ApiKey, Project, Tenant, from_us, limit_as_json, tier_names
+from tenants.directory.records import ApiKey, Project, Tenant, from_us, tier_names
 from tenants.errors import Invalid
+from tenants.nouns.limit import limit_as_json
 from tenants.storage import tables
 from tenants.types import Limit
 

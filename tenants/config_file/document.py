@@ -13,9 +13,10 @@ import msgspec
 from msgspec import Meta
 
 from tenants.config_file.base import State
-from tenants.config_file.parts import Resources, documents, part_of
+from tenants.config_file.parts import Resources, documents, part_like, part_of
+from tenants.nouns.limit import LimitSet
 from tenants.resources.slos import SLOS
-from tenants.types import SCOPES, LimitMode, Meter, OnLowBudget, Tier, Window
+from tenants.types import SCOPES, OnLowBudget, Tier
 
 VERSION: Literal[1] = 1
 ALL: Literal["all"] = "all"
@@ -76,35 +77,9 @@ class ConfigPrice(ConfigPart):
     reasoning_weight: int | None = None
 
 
-class ConfigLimit(ConfigPart):
-    """A limit. There is one for each subject, meter, shape (window, rate or concurrency), tier, model and
-    size of request."""
-
-    meter: Annotated[str, _one_of(Meter)]
-    state: State = "present"
-    project: Annotated[str | None, Meta(description="It binds this project of the tenant.")] = None
-    key: Annotated[str | None, Meta(description="It binds the tenant's key of this name.")] = None
-    end_user: Annotated[str | None, Meta(description="It binds this end user of the tenant.")] = None
-    each_end_user: Annotated[
-        bool, Meta(description="It binds each end user that has no limit of its own.")
-    ] = False
-    window: Annotated[str, _one_of(Window)] | None = None
-    time_zone: str = "UTC"
-    rate_per_s: Annotated[
-        float | None, Meta(description="A token bucket: refilled so fast, up to `amount`.")
-    ] = None
-    ceiling_per_s: Annotated[
-        float | None,
-        Meta(description="Of a hard rate of tokens in tier batch: how fast while capacity is spare."),
-    ] = None
-    amount: int | None = None
-    mode: Annotated[str, _one_of(LimitMode)] = "hard"
-    tier: TierName | None = None
-    model: str | None = None
-    above_tokens: int = 0
-    thresholds: Annotated[
-        list[int] | None, Meta(description="Of a soft limit: where it alerts, in per cent of the amount.")
-    ] = None
+ConfigLimit: Any = part_like("ConfigLimit", LimitSet, ("meter",), ConfigPart, without=("tenant", "platform"))
+"""A limit. There is one for each subject, meter, shape (window, rate or concurrency), tier, model and size of
+request. Its key is named."""
 
 
 class ConfigProject(ConfigPart):

@@ -39,9 +39,10 @@ from tenants.config_file.state import (
     SubjectName,
     TenantState,
 )
-from tenants.directory.records import limit_as_json, tier_names
+from tenants.directory.records import tier_names
+from tenants.nouns.limit import terms_of
 from tenants.pricing.pricing import PriceBook
-from tenants.types import DEFAULT_THRESHOLDS, Limit, Tier
+from tenants.types import Limit, Tier
 
 LIMIT_ORDER = (PLATFORM_LIMIT, TENANT_LIMIT, "project", "key", EACH_END_USER, "end_user")
 LONGEST_LINE = 2**16
@@ -137,18 +138,12 @@ def _limits(named: Iterable[tuple[SubjectName, Limit]]) -> list[ConfigLimit]:
 
 
 def _limit(subject: SubjectName, limit: Limit) -> ConfigLimit:
-    shown = limit_as_json(limit)
     own: dict[str, Any] = {}
     if subject.kind == EACH_END_USER:
         own = {EACH_END_USER: True}
     elif subject.kind not in (PLATFORM_LIMIT, TENANT_LIMIT):
         own = {subject.kind: subject.name}
-    thresholds = None if limit.thresholds in ((), DEFAULT_THRESHOLDS) else list(limit.thresholds)
-    names = (
-        *("meter", "window", "time_zone", "rate_per_s", "ceiling_per_s"),
-        *("amount", "mode", "tier", "model", "above_tokens"),
-    )
-    return ConfigLimit(thresholds=thresholds, **own, **{name: shown[name] for name in names})
+    return ConfigLimit(**terms_of(limit), **own)
 
 
 def _sections(

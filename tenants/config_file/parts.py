@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from typing import Annotated, Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
 
 from tenants.config_file.base import ConfigInvalid, Place, State
 from tenants.config_file.steps import ConfigStep, NamedOnce, differences, standing_at
-from tenants.fields import fields_of
+from tenants.fields import Field, fields_of
 from tenants.resources.resource import Document, Resource
 
 Resources = Sequence[Resource[Any]]
@@ -27,22 +28,42 @@ def documents(resources: Resources, *, of_tenants: bool) -> Iterator[tuple[Resou
 
 @cache
 def part_of(document: Document[Any], base: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """A part of the section: the command's fields without the tenant, and `state`. What does not name it may
-    be left out. `base`: of all parts."""
+    """A part of the section. `base`: of all parts."""
+    return part_like(document.part_name, document.command, document.names, base)
+
+
+def part_like(
+    name: str,
+    command: type[msgspec.Struct],
+    names: Sequence[str],
+    base: type[msgspec.Struct],
+    without: Sequence[str] = ("tenant",),
+) -> type[msgspec.Struct]:
+    """A struct of the command's fields, and `state`. What is not among `names` may be left out."""
     fields: list[tuple[Any, ...]] = []
-    declared = {one.name: one.field for one in fields_of(document.command)}
-    for one in msgspec.structs.fields(document.command):
-        if one.name == "tenant":
+    declared = {one.name: one.field for one in fields_of(command)}
+    for one in msgspec.structs.fields(command):
+        if one.name in without:
             continue
         field = declared[one.name]
-        described = Meta(description=field.help or None, extra_json_schema=field.json_schema or None)
-        kind: Any = Annotated[one.type, described]
-        if one.name in document.names:
+        kind = _described(one.type, field)
+        if one.name in names:
             fields.append((one.name, kind))
         else:
             fields.append((one.name, kind | None, None) if one.required else (one.name, kind, one.default))
     fields.append(("state", State, "present"))
-    return msgspec.defstruct(document.part_name, fields, bases=(base,), kw_only=True)
+    return msgspec.defstruct(name, fields, bases=(base,), kw_only=True)
+
+
+def _described(kind: Any, field: Field) -> Any:
+    """The type with what its field declares; of one that may be null, the other kind."""
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    described = Meta(description=field.help or None, extra_json_schema=field.json_schema or None)
+    others = [one for one in get_args(kind) if one is not NoneType]
+    if get_origin(kind) in (Union, UnionType) and len(others) == 1:
+        return Annotated[others[0], described] | None
+    return Annotated[kind, described]
 
 
 def part_steps(

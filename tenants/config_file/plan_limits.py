@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tenants.admin import validation
-from tenants.admin.commands import LimitSet
 from tenants.config_file.base import ConfigInvalid, Place
 from tenants.config_file.document import ConfigLimit
 from tenants.config_file.state import EACH_END_USER, PLATFORM_LIMIT, TENANT_LIMIT, SubjectName
 from tenants.config_file.steps import ConfigStep, NamedOnce, differences, standing_at
-from tenants.directory.records import limit_as_json, limit_from
+from tenants.nouns.limit import NARROWER, TERMS, LimitSet, limit_as_json, limit_from
+from tenants.nouns.limit_checks import limit_columns, narrowed_to
 from tenants.types import PLATFORM, Limit, SubjectKind
 
 LimitName = tuple[SubjectName, str, str, str, str, int]
 """What tells limits apart: subject, meter, shape, tier, model and size of request."""
-NARROWER = ("project", "key", "end_user")
 
 
 def name_of(subject: SubjectName, limit: Limit) -> LimitName:
@@ -41,8 +39,7 @@ def limit_in_file(
     subject = _subject(tenant, part, at)
     command = _command(tenant, subject, part, keys)
     with standing_at(at):
-        validation.subject(command)
-        columns = validation.limit_columns(command)
+        columns = limit_columns(command)
     return command, _limit(subject, columns)
 
 
@@ -108,8 +105,7 @@ def _steps_of(
 
 
 def _subject(tenant: str, part: ConfigLimit, at: Place) -> SubjectName:
-    named = [kind for kind in NARROWER if getattr(part, kind) is not None]
-    named += [EACH_END_USER] if part.each_end_user else []
+    named = narrowed_to(part)
     if not tenant and named:
         raise ConfigInvalid((*at, named[0]), "a limit of the platform binds all tenants: move it to a tenant")
     if len(named) > 1:
@@ -120,26 +116,12 @@ def _subject(tenant: str, part: ConfigLimit, at: Place) -> SubjectName:
 
 
 def _command(tenant: str, subject: SubjectName, part: ConfigLimit, keys: Mapping[str, str]) -> LimitSet:
-    return LimitSet(
-        meter=part.meter,
-        # Of what is to be removed any amount will do.
-        amount=1 if part.amount is None else part.amount,
-        platform=not tenant,
-        tenant=tenant or None,
-        project=part.project,
-        key=keys.get(subject.name, part.key) if part.key is not None else None,
-        end_user=part.end_user,
-        each_end_user=part.each_end_user,
-        window=part.window,
-        time_zone=part.time_zone,
-        rate_per_s=part.rate_per_s,
-        ceiling_per_s=part.ceiling_per_s,
-        mode=part.mode,
-        tier=part.tier,
-        model=part.model,
-        above_tokens=part.above_tokens,
-        thresholds=part.thresholds,
-    )
+    given = {name: getattr(part, name) for name in (*TERMS, *NARROWER)}
+    if part.amount is None:
+        given["amount"] = 1  # of what is to be removed any amount will do
+    if part.key is not None:
+        given["key"] = keys.get(subject.name, part.key)
+    return LimitSet(tenant=tenant or None, platform=not tenant, **given)
 
 
 def _limit(subject: SubjectName, columns: Mapping[str, Any]) -> Limit:

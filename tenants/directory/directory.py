@@ -171,7 +171,7 @@ class Directory:
     def has_ceilings(self) -> bool:
         """Whether some limit may now refill faster than at its rate."""
         held = (self._platform, *(state.limits for state in self._tenants.values()))
-        return any(limit.ceiling_per_s is not None for limits in held for limit in limits)
+        return any(limit.follows_spare_capacity for limits in held for limit in limits)
 
     @property
     def prices(self) -> PriceBook:

@@ -14,12 +14,11 @@ from tenants.directory.records import (
     Project,
     Tenant,
     key_from,
-    limit_from,
-    override_from,
     project_from,
     tenant_from,
 )
 from tenants.errors import Invalid, NotFound
+from tenants.nouns.limit import limit_from, override_from
 from tenants.pricing.pricing import Price, PriceBook, PriceEntry, TokenWeights
 from tenants.storage.tables import (
     api_keys,

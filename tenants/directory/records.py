@@ -3,39 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal
 
 from sqlalchemy import RowMapping
 
 from tenants.directory.keys import prefix_of
+from tenants.instants import from_us as from_us
+from tenants.instants import to_us as to_us
 from tenants.networks import Network, network_of
-from tenants.types import (
-    DEFAULT_THRESHOLDS,
-    PLATFORM,
-    Labels,
-    Limit,
-    LimitMode,
-    Meter,
-    OnLowBudget,
-    Override,
-    SubjectKind,
-    Tier,
-    Window,
-)
+from tenants.types import Labels, OnLowBudget, Tier
 
 Status = Literal["active", "suspended"]
-
-
-def to_us(at: datetime) -> int:
-    """Microseconds since 1970; exact, unlike `timestamp()`."""
-    delta = at - datetime(1970, 1, 1, tzinfo=UTC)
-    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
-
-
-def from_us(at_us: int) -> datetime:
-    seconds, microseconds = divmod(at_us, 1_000_000)
-    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=microseconds)
 
 
 def _optional(at_us: int | None) -> datetime | None:
@@ -164,39 +143,6 @@ def tier_names(tiers: frozenset[Tier]) -> list[str]:
     return [tier.value for tier in Tier if tier in tiers]
 
 
-def limit_as_json(limit: Limit) -> dict[str, Any]:
-    return {
-        "id": limit.limit_id,
-        "tenant_id": None if limit.kind is SubjectKind.PLATFORM else limit.tenant_id,
-        "kind": limit.kind.value,
-        "subject_id": limit.subject_id,
-        "meter": limit.meter.value,
-        "window": limit.window.value if limit.window else None,
-        "time_zone": limit.time_zone,
-        "amount": limit.amount,
-        "rate_per_s": limit.rate_per_s,
-        "ceiling_per_s": limit.ceiling_per_s,
-        "mode": limit.mode.value,
-        "tier": limit.tier.value if limit.tier else None,
-        "model": limit.model,
-        "above_tokens": limit.above_tokens,
-        "end_user": limit.end_user or None,
-        "thresholds": list(limit.thresholds),
-        "override": None if limit.override is None else override_as_json(limit.override),
-        "counts_since": from_us(limit.created_us).isoformat(),
-    }
-
-
-def override_as_json(override: Override) -> dict[str, Any]:
-    """Readers compare `until` with their own clock."""
-    return {
-        "amount": override.amount,
-        "rate_per_s": override.rate_per_s,
-        "until": from_us(override.until_us).isoformat(),
-        "reason": override.reason,
-    }
-
-
 Row = RowMapping
 
 
@@ -245,36 +191,4 @@ def key_from(row: Row, public_id: str) -> ApiKey:
         revoked_at=_optional(row["revoked_us"]),
         allow_from=tuple(network_of(network) for network in row["allow_from"] or ()),
         ends_running=bool(row["ends_running"]),
-    )
-
-
-def limit_from(row: Row, override: Override | None = None) -> Limit:
-    rate_milli, mode = row["rate_milli"], LimitMode(row["mode"])
-    thresholds = DEFAULT_THRESHOLDS if row["thresholds"] is None else tuple(row["thresholds"])
-    return Limit(
-        limit_id=row["id"],
-        tenant_id=row["tenant_id"] or PLATFORM,
-        kind=SubjectKind(row["kind"]),
-        subject_id=row["subject_id"],
-        meter=Meter(row["meter"]),
-        amount=row["amount"],
-        window=None if row["shape"] in {"bucket", "concurrency"} else Window(row["shape"]),
-        time_zone=row["time_zone"],
-        rate_per_s=None if rate_milli is None else rate_milli / 1000,
-        mode=mode,
-        tier=Tier(row["tier"]) if row["tier"] else None,
-        thresholds=thresholds if mode is LimitMode.SOFT else (),
-        model=row["model"] or None,
-        above_tokens=row["above_tokens"],
-        end_user=row["end_user"],
-        override=override,
-        created_us=row["created_us"],
-        ceiling_per_s=None if row["ceiling_milli"] is None else row["ceiling_milli"] / 1000,
-    )
-
-
-def override_from(row: Row) -> Override:
-    rate_milli = row["rate_milli"]
-    return Override(
-        row["amount"], None if rate_milli is None else rate_milli / 1000, row["until_us"], row["reason"]
     )

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from tenants.types import Limit
+from tenants.types import Limit, SubjectKind
 
 WHOLE = 1_000
 """Of the way to the ceiling, in thousandths."""
@@ -43,6 +43,25 @@ class Spare(msgspec.Struct, frozen=True):
 
 
 NO_SPARE = Spare()
+
+
+class Refill(msgspec.Struct, frozen=True):
+    """The refill rate of a limit with a ceiling, at admission."""
+
+    meter: str
+    rate_per_s: float
+    ceiling_per_s: float
+    refill_per_s: float
+
+
+def refill_of(limit: Limit, refill_per_s: float | None) -> Refill | None:
+    """None: it has no ceiling, or is on all tenants together: tenants read no numbers of those."""
+    rate_per_s, ceiling_per_s = limit.rate_per_s, limit.ceiling_per_s
+    if rate_per_s is None or ceiling_per_s is None or refill_per_s is None:
+        return None
+    if limit.kind is SubjectKind.PLATFORM:
+        return None
+    return Refill(limit.meter.value, rate_per_s, ceiling_per_s, refill_per_s)
 
 
 def smallest(shares: Mapping[str, int], models: Iterable[str]) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 from tenants.resources.counts import CALIBRATION, REFUSAL_COUNTS
 from tenants.resources.ended import ENDED
+from tenants.resources.limits import LIMITS
 from tenants.resources.misses import MISSES
 from tenants.resources.records.audit import AUDIT
 from tenants.resources.records.minutes import ENGINES, FLOW
@@ -15,6 +16,7 @@ from tenants.resources.resource import Resource
 from tenants.resources.slos import SLOS
 
 RESOURCES: tuple[Resource[Any], ...] = (
+    LIMITS,
     SLOS,
     ENDED,
     MISSES,

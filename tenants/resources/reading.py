@@ -13,6 +13,7 @@ from tenants.admin import validation
 from tenants.admin.admin import Admin
 from tenants.admin.cursor import (
     DEFAULT_PAGE,
+    MAX_PAGE,
     Number,
     Page,
     SortKey,
@@ -59,6 +60,17 @@ async def read_page(
     if of_tenant is None or resource.own is None:
         return page
     return Page([resource.own.shown(row) for row in page.rows], page.next_cursor)
+
+
+async def read_all(admin: Admin, resource: Resource[R], query: ListQuery) -> list[R]:
+    """The rows of all pages."""
+    rows, cursor = [], None
+    while True:
+        page = await read_page(admin, resource, query, cursor=cursor, limit=MAX_PAGE)
+        rows += page.rows
+        cursor = page.next_cursor
+        if cursor is None:
+            return rows
 
 
 def query_of(query: type[Q], given: dict[str, Any]) -> Q:

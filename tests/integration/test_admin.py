@@ -11,19 +11,21 @@ import pytest
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import IntegrityError
 
-from tenants.admin import validation
+from tenants.admin import limits, validation
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
-from tenants.admin.commands import KeyChange, KeyCreate, LimitSet, ProjectCreate, TenantChange, TenantCreate
+from tenants.admin.commands import KeyChange, KeyCreate, ProjectCreate, TenantChange, TenantCreate
 from tenants.admin.transaction import Transactions
 from tenants.directory import queries
 from tenants.directory.directory import Directory
 from tenants.directory.records import ApiKey
 from tenants.errors import AlreadyExists, Invalid, NotFound, PepperMismatch
+from tenants.nouns.limit import LimitSet
 from tenants.storage import tables
 from tenants.storage.database import Database
 from tenants.types import LimitMode, Meter, Principal, SubjectKind, Tier, Window
 from tests.support.audited import audited
+from tests.support.limits import limits_of
 from tests.support.quota import Clock
 
 ACTOR = Actor("cli:tester", "cli")
@@ -234,7 +236,7 @@ async def test_setting_a_limit_again_replaces_it(admin: Admin) -> None:
         ACTOR, LimitSet(tenant="acme", meter="total_tokens", window="minute", amount=20, mode="soft")
     )
     assert second.limit_id == first.limit_id
-    assert await admin.limits.all("acme") == [second]
+    assert await limits_of(admin, "acme") == [second]
     assert (second.amount, second.mode) == (20, LimitMode.SOFT)
     for tier in ("batch", "standard"):
         await admin.limits.set(
@@ -246,8 +248,8 @@ async def test_setting_a_limit_again_replaces_it(admin: Admin) -> None:
     assert (bucket.rate_per_s, bucket.amount, bucket.window, bucket.is_bucket) == (0.5, 10, None, True)
     running = await admin.limits.set(ACTOR, LimitSet(tenant="acme", meter="concurrency", amount=3))
     assert (running.meter, running.window, running.is_bucket) == (Meter.CONCURRENCY, None, False)
-    assert len(await admin.limits.all("acme")) == 5
-    assert len(await admin.limits.all()) == 5
+    assert len(await limits_of(admin, "acme")) == 5
+    assert len(await limits_of(admin)) == 5
 
 
 async def test_limits_bind_tenants_projects_and_keys(admin: Admin) -> None:
@@ -330,7 +332,7 @@ async def test_counts_are_bounded(admin: Admin, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(validation, "MAX_TENANTS", 1)
     monkeypatch.setattr(validation, "MAX_PROJECTS_PER_TENANT", 2)
     monkeypatch.setattr(validation, "MAX_KEYS_PER_TENANT", 1)
-    monkeypatch.setattr(validation, "MAX_LIMITS_PER_SUBJECT", 1)
+    monkeypatch.setattr(limits, "MAX_LIMITS_PER_SUBJECT", 1)
     await admin.projects.create(ACTOR, ProjectCreate(tenant="acme", name="second"))
     key, _ = await admin.keys.create(ACTOR, KeyCreate(tenant="acme"))
     await admin.limits.set(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=1))

@@ -9,9 +9,10 @@ import pytest
 
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
-from tenants.admin.commands import KeyCreate, LimitSet, PriceSet, ProjectCreate, TenantChange, TenantCreate
+from tenants.admin.commands import KeyCreate, PriceSet, ProjectCreate, TenantChange, TenantCreate
 from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
+from tenants.nouns.limit import LimitSet
 from tenants.resources.reading import read_page
 from tenants.resources.records.audit import AUDIT, AuditQuery
 from tests.support.audited import audited

@@ -11,9 +11,10 @@ import httpx
 import pytest
 
 from gateway.console.form_errors import CHANGED_MEANWHILE
-from tenants.admin.commands import KeyCreate, LimitOverride, LimitSet, ProjectCreate, TenantCreate
+from tenants.admin.commands import KeyCreate, ProjectCreate, TenantCreate
 from tenants.admin.transaction import etag_of
-from tenants.directory.records import from_us, limit_as_json
+from tenants.directory.records import from_us
+from tenants.nouns.limit import LimitOverride, LimitSet, limit_as_json
 from tenants.quota.projection import HOUR_US, WEEK_HOURS
 from tenants.resources.reading import read_page
 from tenants.resources.records.audit import AUDIT, AuditQuery
@@ -22,6 +23,7 @@ from tenants.types import Meter
 from tenants.usage.sums import AMOUNTS
 from tests.integration.test_console import ACTOR, House, error_of, house_on
 from tests.support.console import Browser
+from tests.support.limits import limits_of
 from tests.support.query_plans import recorder
 
 TENANT = {
@@ -199,7 +201,7 @@ async def test_a_member_helps_himself_below_the_own_tenant_and_nowhere_else(hous
     refused = await member.send(limits, f"{limits}/{tenants_limit.limit_id}/remove")
     assert refused.status_code == 403
     assert (await admin.limits.show(tenants_limit.limit_id)).limit.amount == 5
-    assert {each.limit.kind.value for each in (await admin.limits.page("acme")).rows} == {"tenant", "key"}
+    assert {limit.kind.value for limit in await limits_of(admin, "acme")} == {"tenant", "key"}
 
 
 async def test_an_auditor_sees_every_page_and_no_form(house: House) -> None:
@@ -343,7 +345,7 @@ async def test_a_limit_is_changed_overridden_and_removed_by_forms(house: House) 
     assert (await admin.limits.show(limit.limit_id)).limit.amount == 7_250_000_000
     late = await operator.send(path, **(changed | {"amount": "9"}))
     assert late.status_code == 412
-    assert "Stored now: 7.25, hard" in said(late)
+    assert "Stored now: amount: 7.25; what it does: hard" in said(late)
     assert 'value="9"' in late.text
     assert (await admin.limits.show(limit.limit_id)).limit.amount == 7_250_000_000
     override = {"etag": await tag(), "act": "overridden", "override_amount": "20", "for_h": "0"}
@@ -365,7 +367,7 @@ async def test_a_limit_is_changed_overridden_and_removed_by_forms(house: House) 
     [asked_tag] = re.findall(r'name="etag" value="([^"]+)"', (await operator.get(f"{path}/remove")).text)
     page = await followed(operator, await operator.send(f"{path}/remove", etag=asked_tag))
     assert "The limit is removed." in said(page)
-    assert (await admin.limits.page("acme")).rows == []
+    assert await limits_of(admin, "acme") == []
 
 
 async def test_tenants_are_searched_by_name_in_pages(house: House) -> None:

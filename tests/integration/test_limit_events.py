@@ -12,13 +12,16 @@ from gateway.budget import limit_alerts as writer
 from gateway.budget.limit_alerts import LimitAlerts
 from gateway.metrics.registry import Metrics
 from tenants.admin.admin import Admin
-from tenants.admin.commands import LimitSet, TenantCreate
+from tenants.admin.commands import TenantCreate
 from tenants.admin.transaction import Transactions
 from tenants.errors import DatabaseUnavailable
+from tenants.nouns.limit import LimitSet
 from tenants.quota import alerts as limit_events
 from tenants.quota.alerts import AlertTally, EventKey, EventKind, noticed
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Granted, Hold
+from tenants.resources.limits import LIMITS, LimitQuery
+from tenants.resources.reading import read_all
 from tenants.storage.database import Database, open_database
 from tenants.types import Amounts, Limit, LimitMode, Meter, Window
 from tests.support.builders import site
@@ -162,7 +165,8 @@ async def test_an_alert_is_given_once_for_each_window_and_level(
         events.note(await granted(store, f"s{index}", [shadow], 1))
     assert alerts(metrics, "would_deny") == 3, "each request that would have been refused counts"
     await events.flush()
-    [listed] = await Admin(Transactions(database, pepper, clock)).limits.view_all("acme")
+    admin = Admin(Transactions(database, pepper, clock))
+    [listed] = await read_all(admin, LIMITS, LimitQuery(tenant="acme"))
     assert {(event.key.window_start_s, event.key.kind) for event in listed.events} == {
         (MINUTE + 60, EventKind.THRESHOLD),
         (MINUTE + 60, EventKind.WOULD_DENY),

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from tenants.admin import validation
+from tenants.admin import limits, validation
 from tenants.admin.admin import Admin
-from tenants.admin.commands import KeyCreate, LimitOverride, LimitSet, TenantChange, TenantCreate
+from tenants.admin.commands import KeyCreate, TenantChange, TenantCreate
 from tenants.directory.directory import Directory
 from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
+from tenants.nouns.limit import LimitOverride, LimitSet
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Denied, Granted, Hold
 from tenants.types import (
@@ -29,6 +30,7 @@ from tenants.types import (
     end_user_id,
 )
 from tests.support.audited import audited
+from tests.support.limits import limits_of
 from tests.support.quota import NOON_S, Clock
 
 ACTOR = "cli:tester"
@@ -190,7 +192,7 @@ async def test_an_override_that_makes_no_sense_names_its_field_and_changes_nothi
             ACTOR, limit.limit_id, LimitOverride(**{"amount": 1, "reason": "r", **arguments})
         )
     assert caught.value.field == field
-    assert await admin.limits.all() == [limit]
+    assert await limits_of(admin) == [limit]
     assert len(await audited(admin)) == before
 
 
@@ -441,8 +443,8 @@ async def test_a_limit_of_the_platform_binds_every_tenant_from_the_next_refresh_
     await admin.limits.override(ACTOR, shared.limit_id, LimitOverride(amount=7, for_s=60, reason="r"))
     await directory.refresh()
     assert directory.authenticate(secrets[1], NOON_S).limits[0].at(NOON_S).amount == 7
-    assert await admin.limits.all("acme") == [own]
-    assert {each.limit_id for each in await admin.limits.all()} == {shared.limit_id, own.limit_id}
+    assert await limits_of(admin, "acme") == [own]
+    assert {each.limit_id for each in await limits_of(admin)} == {shared.limit_id, own.limit_id}
     await admin.limits.remove(ACTOR, shared.limit_id)
     assert await bound(directory, secrets[1]) == set()
     assert directory.limits(NOON_S) == [own]
@@ -508,7 +510,7 @@ async def test_a_limit_names_one_subject(admin: Admin, field: str, fields: dict[
 async def test_the_platform_has_room_for_so_many_limits(
     admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(validation, "MAX_LIMITS_PER_SUBJECT", 1)
+    monkeypatch.setattr(limits, "MAX_LIMITS_PER_SUBJECT", 1)
     await admin.limits.set(ACTOR, LimitSet(platform=True, amount=9, **DAILY))
     with pytest.raises(Invalid, match="one platform has at most 1 limits"):
         await admin.limits.set(ACTOR, LimitSet(platform=True, amount=9, model="m", **DAILY))

@@ -11,17 +11,19 @@ from msgspec.structs import replace
 from sqlalchemy import Connection, text
 
 from tenants.admin.admin import Admin
-from tenants.admin.commands import LimitSet, TenantCreate
+from tenants.admin.commands import TenantCreate
 from tenants.admin.transaction import Transactions
 from tenants.directory.gateways import GatewayRegistry
 from tenants.ledger.ledger import Ledger
 from tenants.ledger.rows import LedgerRow, as_list, sum_of
 from tenants.ledger.verify import VerifyReport, verify_ledger
+from tenants.nouns.limit import LimitSet
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.redis import RedisQuotaStore
 from tenants.quota.store import Granted, Hold, QuotaStore
 from tenants.storage.database import Database, create_sql_engine, open_database
 from tenants.types import Amounts, Limit, Meter
+from tests.support.limits import limits_of
 from tests.support.quota import NOON_S, Clock
 
 HELD = Amounts(10, 50, 600, 1)
@@ -102,7 +104,7 @@ async def holds(request: pytest.FixtureRequest, pepper: bytes) -> AsyncIterator[
     ):
         await admin.limits.set("cli:tester", LimitSet(tenant="acme", **arguments))  # type: ignore[arg-type]
     order = [Meter.TOTAL_TOKENS, Meter.COST_NANOUSD, Meter.REQUESTS, Meter.CONCURRENCY]
-    limits = sorted(await admin.limits.all(), key=lambda limit: order.index(limit.meter))
+    limits = sorted(await limits_of(admin), key=lambda limit: order.index(limit.meter))
     if not is_shared:
         yield Books(database, MemoryQuotaStore(clock), limits, tenant.tenant_id)
     else:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.response_headers import tightness
 from gateway.routes.views.exhaustion_view import exhaustion_of, recent_use
-from tenants.directory.records import limit_as_json
+from tenants.admin.limits import LimitView
+from tenants.errors import Invalid
+from tenants.nouns.limit import LimitSet, limit_as_json
 from tenants.quota.rules import is_platforms
-from tenants.quota.store import LimitState, QuotaStoreUnavailable
+from tenants.quota.store import IN_A_CLUSTER, LimitState, QuotaStoreUnavailable
 from tenants.types import Limit, LimitMode, Principal, SubjectKind, end_user_id
 
 if TYPE_CHECKING:
@@ -20,6 +22,26 @@ MAX_USES_SHOWN = 2_000
 """Counters read for one answer."""
 _OF_OPERATORS = ("tenant_id", "override", "thresholds")
 """Hidden from a tenant's own key."""
+
+
+def check_that_it_is_kept(gateway: Gateway, wanted: LimitSet) -> None:
+    """Raises `Invalid` for a limit that this quota store cannot keep."""
+    if wanted.platform and not gateway.deps.quota_store.keeps_platform_limits:
+        raise Invalid("platform", IN_A_CLUSTER)
+
+
+async def with_uses(gateway: Gateway, views: Sequence[LimitView], end_user: str = "") -> list[dict[str, Any]]:
+    """As JSON, with how much of each is used."""
+    shown, now_s = [view.limit for view in views], views[0].now_s if views else 0.0
+    ids = {limit.limit_id for limit in shown}
+    beside = [  # one of the tenants' other limits may bind first
+        limit
+        for tenant_id in sorted({limit.tenant_id for limit in shown})
+        for limit in gateway.deps.directory.limits(now_s, tenant_id)
+        if limit.limit_id not in ids
+    ][:MAX_USES_SHOWN]
+    used = await uses(gateway, [limit.at(now_s) for limit in shown], end_user, beside=beside)
+    return [view.as_json() | {"usage": used.get(view.limit.limit_id)} for view in views]
 
 
 async def uses(

@@ -1,15 +1,19 @@
-"""What only the gateway can add to rows of resources, by the resource's plural."""
+"""What only the gateway can add to rows and acts of resources, by plurals and names of acts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from engine.forecast.calibration import longest_wait_s
 from gateway.explain.explanation import steps_of
+from gateway.routes.views.limits_view import check_that_it_is_kept, with_uses
 from tenants.resources.ended import SettledRequest
-from tenants.resources.resource import Json, Resource
+from tenants.resources.resource import Json, Resource, ResourceAct
+
+if TYPE_CHECKING:
+    from gateway.gateway import Gateway
 
 
 def _with_longest_wait(row: Any, shown: Json) -> Json:
@@ -27,6 +31,28 @@ _MORE: Mapping[str, Callable[[Any, Json], Json]] = {
     "calibration": _with_longest_wait,
     "requests/ended": _with_steps,
 }
+
+
+_OF_PAGES: Mapping[str, Callable[[Gateway, Any, Sequence[Any]], Awaitable[list[Json]]]] = {
+    "limits": lambda gateway, query, rows: with_uses(gateway, rows, query.end_user or ""),
+}
+_CHECKS: Mapping[str, Callable[[Gateway, Any], None]] = {"limit.set": check_that_it_is_kept}
+
+
+async def json_of_page(
+    gateway: Gateway, resource: Resource[Any], query: Any, rows: Sequence[Any]
+) -> list[Json]:
+    """The rows of one page as the API shows them."""
+    shown = _OF_PAGES.get(resource.plural)
+    if shown is None:
+        return [json_of(resource, row) for row in rows]
+    return await shown(gateway, query, rows)
+
+
+def check_act(gateway: Gateway, act: ResourceAct, command: Any) -> None:
+    """Raises `Invalid` for what this gateway cannot do."""
+    if act.name in _CHECKS:
+        _CHECKS[act.name](gateway, command)
 
 
 def json_of(resource: Resource[Any], row: Any) -> Json:

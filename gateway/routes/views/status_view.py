@@ -12,7 +12,7 @@ from gateway.flow.controller import FlowController, TenantFlow
 from gateway.pools.catalogue import alias_as_json
 from gateway.pools.control_loop import ControlLoop
 from gateway.upstream.base import Upstream
-from tenants.directory.records import limit_as_json
+from tenants.nouns.limit import limit_as_json
 from tenants.quota.store import LimitState, QuotaStoreUnavailable
 from tenants.types import PLATFORM
 

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import click
+import msgspec
 
 from ops.cli.administer import actor, administer, named_list, named_one
 from ops.cli.base import answer, group
 from ops.cli.live import call, running_server
-from ops.cli.options import Duration
+from ops.cli.resource_commands import field_option
 from ops.reporting import table
-from tenants.admin import validation
-from tenants.admin.commands import LimitOverride, LimitSet
 from tenants.admin.cursor import MAX_PAGE
 from tenants.admin.limits import LimitView, newest_window
-from tenants.directory.records import from_us, limit_as_json
 from tenants.errors import Invalid
+from tenants.fields import fields_of
+from tenants.instants import from_us
+from tenants.nouns.checks import instant
+from tenants.nouns.limit import LimitOverride, LimitSet, limit_as_json, rate_in_words
+from tenants.nouns.limit_checks import limit_columns
 from tenants.quota.alerts import EventKind, LimitEvent
-from tenants.types import Limit, LimitMode, Meter, SubjectKind, Tier, Window
+from tenants.resources.limits import LIMITS, LimitQuery
+from tenants.resources.reading import read_all
+from tenants.types import Limit, LimitMode, Meter, SubjectKind, Window
 
 
 @group()
@@ -45,112 +53,68 @@ def limit() -> None:
     """
 
 
-@limit.command(name="set")
-@click.option("--tenant", help="Whom it binds (name or id),")
-@click.option("--platform", is_flag=True, help="or all tenants together.")
-@click.option("--project", help="Only this project of the tenant.")
-@click.option("--key", help="Only this key (id) of the tenant.")
-@click.option(
-    "--end-user", help="Only this end user of the tenant, as requests name it (safety_identifier, else user)."
+EXAMPLE = Limit(
+    *("lim_…", "ten_…", SubjectKind.TENANT, "ten_…", Meter.TOTAL_TOKENS, 1_000_000, Window.DAY),
+    created_us=1_769_860_800_000_000,
 )
-@click.option(
-    "--each-end-user",
-    is_flag=True,
-    help="Each end user of the tenant without a limit of its own; each has a counter of its own.",
-)
-@click.option("--tier", type=click.Choice([tier.value for tier in Tier]), help="Only requests in this tier.")
-@click.option("--model", help="Only requests for this model.")
-@click.option(
-    "--above",
-    "above_tokens",
-    type=click.IntRange(0, validation.MAX_ABOVE_TOKENS),
-    default=0,
-    help="Only requests of more tokens than this: prompt and max_tokens together (without max_tokens: what"
-    " the context leaves).  [default: all]",
-)
-@click.option(
-    "--meter", type=click.Choice([meter.value for meter in Meter]), required=True, help="What is counted."
-)
-@click.option(
-    "--window", type=click.Choice([window.value for window in Window]), help="Calendar window of the amount."
-)
-@click.option(
-    "--amount",
-    type=click.IntRange(min=0),
-    help="Size of the window, or the concurrency, in the meter's unit. 0 admits nothing.",
-)
-@click.option(
-    "--rate",
-    "rate_per_s",
-    type=click.FloatRange(0, min_open=True),
-    help="Token bucket instead of a window: it refills at so much a second,",
-)
-@click.option("--burst", type=click.IntRange(min=1), help="up to so much.")
-@click.option(
-    "--ceiling",
-    "ceiling_per_s",
-    type=click.FloatRange(0, min_open=True),
-    help="Of a hard --rate of tokens in --tier batch: at so much a second while the engines have capacity to"
-    " spare (gateway.control acting); never below --rate.  [default: never faster]",
-)
-@click.option("--time-zone", default="UTC", show_default=True, help="Where the window's days begin.")
-@click.option("--soft", is_flag=True, help="Alert instead of refusing.")
-@click.option("--shadow", is_flag=True, help="Only count what it would have refused.")
-@click.option(
-    "--threshold",
-    "thresholds",
-    type=click.IntRange(1, validation.MAX_THRESHOLD),
-    multiple=True,
-    help="Where a --soft limit alerts, in per cent of the amount (repeat).  [default: 80 and 100]",
-)
+SHOWN = json.dumps(limit_as_json(EXAMPLE) | {"tenant": "acme", "subject": "acme"}, ensure_ascii=False)
+SET_HELP = f"""Sets a limit, in force in every gateway when this returns; the same subject, meter, shape,
+tier, model and --above are replaced, and what was used stays used. A first limit begins at zero: it
+counts what is under way and what comes, not what had ended before ("counts_since").
+
+\b
+Three shapes: --window with --amount; --rate with --burst; --meter concurrency with --amount.
+A hard limit (the default) is never exceeded by a single token; gpu_ms is exact to one step.
+--json answers:
+{textwrap.indent(textwrap.fill(SHOWN, 100), "  ")}
+Exit code 3: set, but a gateway has not confirmed it within 5 seconds; "not_in_force_on" names it.
+"""
+
+
+TWO_OPTIONS = {
+    "amount": (
+        click.Option(
+            ["--amount"],
+            type=click.IntRange(min=0),
+            help="Size of the window, or the concurrency, in the meter's unit. 0 admits nothing.",
+        ),
+        click.Option(["--burst"], type=click.IntRange(min=1), help="Size of the bucket that --rate refills."),
+    ),
+    "mode": (
+        click.Option(["--soft"], is_flag=True, help="Alert instead of refusing."),
+        click.Option(["--shadow"], is_flag=True, help="Only count what it would have refused."),
+    ),
+}
+SET_OPTIONS = [
+    option for one in fields_of(LimitSet) for option in TWO_OPTIONS.get(one.name) or (field_option(one),)
+]
+
+
+@contextmanager
+def _naming_options(command: type[msgspec.Struct]) -> Iterator[None]:
+    """What the command's checks refuse was asked wrongly."""
+    try:
+        yield
+    except Invalid as error:
+        options = {one.name: one.option for one in fields_of(command)}
+        raise click.UsageError(f"{options.get(error.field, '--' + error.field)}: {error.message}") from None
+
+
+@limit.command(name="set", params=SET_OPTIONS, help=SET_HELP)
 def set_(
     amount: int | None, burst: int | None, soft: bool, shadow: bool, thresholds: tuple[int, ...], **rest: Any
 ) -> None:
-    """Sets a limit, in force in every gateway when this returns; the same subject, meter, shape, tier, model
-    and --above are replaced, and what was used stays used. A first limit begins at zero: it counts what is
-    under way and what comes, not what had ended before ("counts_since").
-
-    \b
-    Three shapes: --window with --amount; --rate with --burst; --meter concurrency with --amount.
-    A hard limit (the default) is never exceeded by a single token; gpu_ms is exact to one step.
-    --json answers:
-      {"id": "lim_…", "tenant_id": "ten_…", "tenant": "acme", "kind": "tenant", "subject_id": "ten_…",
-       "subject": "acme", "meter": "total_tokens", "window": "day", "time_zone": "UTC", "amount": 1000000,
-       "rate_per_s": null, "ceiling_per_s": null, "mode": "hard", "tier": null, "model": null,
-       "above_tokens": 0, "end_user": null, "thresholds": [], "override": null,
-       "counts_since": "2026-01-31T12:00:00+00:00"}
-    Exit code 3: set, but a gateway has not confirmed it within 5 seconds; "not_in_force_on" names it.
-    """
     if soft and shadow:
         raise click.UsageError("--soft and --shadow exclude each other")
-    if thresholds and not soft:
-        raise click.UsageError("--threshold belongs to --soft: other limits do not alert")
-    if (rest["tenant"] is None) != rest["platform"]:
-        raise click.UsageError(
-            "say whom it binds: --tenant, or --platform (all tenants together), one of them"
-        )
-    narrower = [name for name in ("project", "key", "end_user", "each_end_user") if rest[name]]
-    if len(narrower) > 1 or (narrower and rest["platform"]):
-        names = [f"--{name.replace('_', '-')}" for name in ("platform", *narrower) if rest[name]]
-        raise click.UsageError(f"{' and '.join(names)} exclude each other: a limit binds one subject")
-    rate, window = rest["rate_per_s"], rest["window"]
-    if (rate is None) != (burst is None):
+    if (rest["rate_per_s"] is None) != (burst is None):
         raise click.UsageError("--rate and --burst belong together: a bucket refills at --rate up to --burst")
-    if rate is not None and (window or amount is not None):
-        raise click.UsageError("--rate and --burst make a bucket: give no --window and no --amount with them")
-    if rate is None and rest["ceiling_per_s"] is not None:
-        raise click.UsageError("--ceiling belongs to --rate: it says how far a bucket's rate may be raised")
-    if rate is None and amount is None:
+    size = amount if burst is None else burst
+    if size is None or (burst is not None and amount is not None):
         raise click.UsageError("give --window and --amount, or --rate and --burst")
-    is_concurrency = rest["meter"] == Meter.CONCURRENCY.value
-    if is_concurrency and (window or rate is not None):
-        raise click.UsageError("--meter concurrency takes --amount only")
-    if rate is None and window is None and not is_concurrency:
-        raise click.UsageError("--amount needs a --window (minute, hour, day, month or lifetime)")
-    size = burst if rate is not None else amount
-    assert size is not None
     mode = LimitMode.SOFT if soft else LimitMode.SHADOW if shadow else LimitMode.HARD
     wanted = LimitSet(amount=size, mode=mode, thresholds=list(thresholds) or None, **rest)
+    with _naming_options(LimitSet):
+        limit_columns(wanted)
     made, shown = named_one(lambda admin: admin.limits.set(actor(), wanted), limit_as_json)
     since = f"{from_us(made.created_us):%Y-%m-%d %H:%M:%S} UTC"
     answer(
@@ -160,22 +124,15 @@ def set_(
     )
 
 
-@limit.command()
-@click.argument("limit_id")
-@click.option(
-    "--amount",
-    type=click.IntRange(min=0),
-    help="The window's size, the bucket's burst or the concurrency meanwhile.",
-)
-@click.option(
-    "--rate-per-s",
-    type=click.FloatRange(0, min_open=True),
-    help="A bucket's rate meanwhile.  [default: its own]",
-)
-@click.option("--until", metavar="INSTANT", help="Its end, such as 2026-01-31T18:00:00+01:00,")
-@click.option("--for", "for_s", type=Duration(), help="or how long, such as 2h or 3d.")
-@click.option("--reason", help="Why, for those who find it later.")
-@click.option("--clear", is_flag=True, help="End the override now.")
+def _override_options() -> list[click.Parameter]:
+    options = [field_option(one) for one in fields_of(LimitOverride)]
+    for option in options:
+        option.required = False  # with --clear none is given
+    clear = click.Option(["--clear"], is_flag=True, help="End the override now.")
+    return [click.Argument(["limit_id"]), *options, clear]
+
+
+@limit.command(params=_override_options())
 def override(limit_id: str, clear: bool, **given: Any) -> None:
     """Puts another amount in force for a time; then the limit is by itself as it was set.
 
@@ -199,11 +156,9 @@ def override(limit_id: str, clear: bool, **given: Any) -> None:
     wanted = LimitOverride(**given)
     if (wanted.until is None) == (wanted.for_s is None):
         raise click.UsageError("say when it ends: --until or --for, one of them")
-    try:
-        if wanted.until is not None:
-            validation.instant("--until", wanted.until)
-    except Invalid as error:
-        raise click.UsageError(str(error)) from None
+    if wanted.until is not None:
+        with _naming_options(LimitOverride):
+            instant("until", wanted.until)
     made, shown = named_one(lambda admin: admin.limits.override(actor(), limit_id, wanted), limit_as_json)
     assert made.override is not None
     ends_at = f"{from_us(made.override.until_us):%Y-%m-%d %H:%M:%S} UTC"
@@ -216,8 +171,7 @@ def override(limit_id: str, clear: bool, **given: Any) -> None:
 def in_words(limit: Limit) -> str:
     """`1,000,000 total_tokens a day (hard)`."""
     if limit.is_bucket:
-        ceiling = "" if limit.ceiling_per_s is None else f" (up to {limit.ceiling_per_s:g} by spare capacity)"
-        shape = f"{limit.rate_per_s:g} {limit.meter.value} a second{ceiling}, bursts up to {limit.amount:,}"
+        shape = f"{rate_in_words(limit, what=limit.meter.value)}, bursts up to {limit.amount:,}"
     elif limit.window is None:
         shape = f"{limit.amount:,} requests at once"
     elif limit.window is Window.LIFETIME:
@@ -305,7 +259,8 @@ def list_(tenant: str | None, end_user: str | None) -> None:
     --json answers a list of what `limit show` answers, with the events of the newest window:
       [{"id": "lim_…", "meter": "total_tokens", "window": "day", "amount": 1000000, "mode": "hard", …}]
     """
-    views, named = named_list(lambda admin: admin.limits.view_all(tenant), LimitView.as_json)
+    query = LimitQuery(tenant=tenant)
+    views, named = named_list(lambda admin: read_all(admin, LIMITS, query), LimitView.as_json)
     in_use = _in_use("", tenant=tenant, end_user=end_user) if views else {}
 
     def text() -> None:
@@ -341,7 +296,7 @@ def show(limit_id: str, end_user: str | None) -> None:
 
     \b
     --json answers what `limit set` answers, with:
-      {…, "overridden": false, "in_force": {"amount": 1000000, "rate_per_s": null, "ceiling_per_s": null},
+      {…, "overridden": false, "in_force": {"amount": 1000000, …},
        "usage": {"used": 1200, "held": 64, "remaining": 736, "reset_s": 11.5, "refill_per_s": null,
                  "binds_first": true},
        "events": [{"window_start": "2026-01-31T00:00:00+00:00", "kind": "threshold", "level": 80,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from decimal import Decimal, InvalidOperation
+from functools import partial
 
 from gateway.console.formats import exact_dollars, number, seconds
 from tenants.errors import Invalid
+from tenants.nouns.limit import rate_in_words
 from tenants.types import Limit, LimitMode, Meter, SubjectKind, Window
 
 NANO = 1_000_000_000
@@ -54,11 +56,8 @@ def amount_typed(meter: Meter, amount: int) -> str:
 def what_of(limit: Limit) -> str:
     """The limit without its amount: 'tokens a day (UTC)'."""
     what = METERS[limit.meter]
-    if limit.rate_per_s is not None:
-        text = f"{what}, refilled by {amount_text(limit.meter, limit.rate_per_s)} a second"
-        if limit.ceiling_per_s is None:
-            return text
-        return f"{text} (up to {amount_text(limit.meter, limit.ceiling_per_s)} by spare capacity)"
+    if limit.is_bucket:
+        return f"{what}, refilled by {rate_in_words(limit, partial(amount_text, limit.meter))}"
     if limit.window is None:
         return what
     zone = "" if limit.window is Window.LIFETIME else f" ({limit.time_zone})"

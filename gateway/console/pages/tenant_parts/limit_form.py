@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from gateway.console.pages.tenant_parts.amounts import (
+    METERS,
+    MODES,
+    WINDOWS,
     amount_of,
     amount_typed,
     decimal_typed,
     rate_of,
     whole_typed,
 )
-from tenants.admin.commands import LimitOverride, LimitSet
 from tenants.errors import Invalid
+from tenants.fields import CommandField, fields_of
+from tenants.nouns.limit import (
+    IDENTITY,
+    NARROWER,
+    SUBJECTS,
+    LimitOverride,
+    LimitSet,
+    limit_as_json,
+    terms_of,
+)
 from tenants.people.roles import Act
-from tenants.types import Limit, Meter, SubjectKind
+from tenants.types import Limit, LimitMode, Meter, SubjectKind, Tier
 
 RATE = "rate"
 """Selected instead of a window: a token bucket."""
@@ -25,35 +38,38 @@ SUBJECT_KINDS = {
     "end_user": "One end user",
     "each_end_user": "Each end user, for itself",
 }
-FIELDS = (
-    "on",
-    "subject",
-    "meter",
-    "amount",
-    "window",
-    "time_zone",
-    "rate_per_s",
-    "ceiling_per_s",
-    "mode",
-    "tier",
-    "model",
-    "above_tokens",
-)
-NEW_LIMIT = {
-    "on": "tenant",
-    "meter": Meter.TOTAL_TOKENS.value,
-    "window": "day",
-    "time_zone": "UTC",
-    "mode": "hard",
+TYPED_TERMS = tuple(one for one in fields_of(LimitSet) if one.name not in SUBJECTS and one.kind is not list)
+"""On the form, in this order; thresholds are not."""
+FIELDS = ("on", "subject", *(one.name for one in TYPED_TERMS))
+NEW_LIMIT = {"on": "tenant", "meter": Meter.TOTAL_TOKENS.value, "window": "day"} | {
+    one.name: str(one.default) for one in TYPED_TERMS if one.default and isinstance(one.default, str)
 }
-NAMED_FIELD = {
-    "project": "subject",
-    "key": "subject",
-    "end_user": "subject",
-    "burst": "amount",
-    "tenant": "on",
-}
+NAMED_FIELD = dict.fromkeys(NARROWER, "subject") | {"burst": "amount", "tenant": "on"}
 """Form fields of command fields with other names."""
+OPTIONS = {
+    "meter": [(meter.value, words) for meter, words in METERS.items()],
+    "window": [
+        *((window.value, words) for window, words in WINDOWS.items()),
+        (RATE, "by a rate, with a burst"),
+    ],
+    "mode": [(mode.value, words) for mode, words in MODES.items()],
+    "tier": [("", "all tiers together"), *((tier.value, tier.value) for tier in Tier)],
+}
+HINTS = dict.fromkeys(("meter", "mode", "tier"), "") | {
+    "amount": "A whole number; cost in dollars, device time in milliseconds; of a rate the burst.",
+    "window": "Requests at a time have none.",
+    "rate_per_s": "Only by a rate.",
+    "model": "Empty: all models together.",
+    "above_tokens": "Prompt and longest answer together; empty: all requests.",
+}
+"""Where a form is filled in otherwise than a command."""
+
+
+def changed_terms(limit: Limit) -> list[CommandField]:
+    """What can be changed of a limit; rates only of a bucket."""
+    return [
+        one for one in TYPED_TERMS if one.name not in IDENTITY and (limit.is_bucket or one.kind is not float)
+    ]
 
 
 def act_on(kind: SubjectKind) -> Act:
@@ -78,54 +94,45 @@ def set_of(form: Mapping[str, str], tenant_id: str) -> LimitSet:
     on, subject, meter = form.get("on", ""), form.get("subject", "").strip(), form.get("meter", "")
     if on in ("project", "key", "end_user") and not subject:
         raise Invalid("subject", f"say which {on.replace('_', ' ')}")
-    window = form.get("window", "")
-    is_rate, is_concurrency = window == RATE, meter == Meter.CONCURRENCY
-    above = form.get("above_tokens", "").strip()
-    return LimitSet(
-        tenant=tenant_id,
-        project=subject if on == "project" else None,
-        key=subject if on == "key" else None,
-        end_user=subject if on == "end_user" else None,
-        each_end_user=on == "each_end_user",
-        meter=meter,
-        amount=amount_of(meter, form.get("amount", "")),
-        window=None if is_rate or is_concurrency else window,
-        time_zone=form.get("time_zone", "").strip() or "UTC",
-        rate_per_s=rate_of(meter, form.get("rate_per_s", "")) if is_rate and not is_concurrency else None,
-        ceiling_per_s=_ceiling_of(meter, form),
-        mode=form.get("mode", ""),
-        tier=form.get("tier") or None,
-        model=form.get("model", "").strip() or None,
-        above_tokens=whole_typed("above_tokens", above) if above else 0,
-    )
+    given = _typed(meter, TYPED_TERMS, form)
+    is_rate, is_concurrency = form.get("window") == RATE, meter == Meter.CONCURRENCY
+    if is_rate or is_concurrency:
+        given["window"] = None
+    if is_concurrency or not is_rate:
+        given["rate_per_s"] = None
+    elif given["rate_per_s"] is None:
+        raise Invalid("rate_per_s", "give a number from 0 on, such as 12.5")
+    bound = {} if on == "tenant" else {on: True if on == "each_end_user" else subject}
+    return LimitSet(tenant=tenant_id, **given | bound)
 
 
 def same_with(limit: Limit, form: Mapping[str, str]) -> LimitSet:
-    """The command that sets the form's amount, rate, ceiling and mode on a limit. Raises `Invalid`."""
-    meter, mode = limit.meter.value, form.get("mode", "")
-    return LimitSet(
-        tenant=limit.tenant_id,
-        project=limit.subject_id if limit.kind is SubjectKind.PROJECT else None,
-        key=limit.subject_id if limit.kind is SubjectKind.KEY else None,
-        end_user=limit.end_user if limit.kind is SubjectKind.END_USER and not limit.is_default else None,
-        each_end_user=limit.is_default,
-        meter=meter,
-        amount=amount_of(meter, form.get("amount", "")),
-        window=None if limit.window is None else limit.window.value,
-        time_zone=limit.time_zone,
-        rate_per_s=rate_of(meter, form.get("rate_per_s", "")) if limit.is_bucket else None,
-        ceiling_per_s=_ceiling_of(meter, form) if limit.is_bucket else None,
-        mode=mode,
-        tier=None if limit.tier is None else limit.tier.value,
-        model=limit.model,
-        above_tokens=limit.above_tokens,
-        thresholds=list(limit.thresholds) if mode == "soft" and limit.thresholds else None,
-    )
+    """The command that sets what the form changes of a limit. Raises `Invalid`."""
+    terms = terms_of(limit) | _typed(limit.meter.value, changed_terms(limit), form)
+    if terms["mode"] != LimitMode.SOFT:
+        terms["thresholds"] = None
+    bound: dict[str, Any] = {}
+    if limit.is_default:
+        bound = {"each_end_user": True}
+    elif limit.kind is not SubjectKind.TENANT:
+        bound = {limit.kind.value: limit.end_user or limit.subject_id}
+    return LimitSet(tenant=limit.tenant_id, **terms | bound)
 
 
-def _ceiling_of(meter: str, form: Mapping[str, str]) -> float | None:
-    typed = form.get("ceiling_per_s", "").strip()
-    return rate_of(meter, typed, "ceiling_per_s") if typed else None
+def _typed(meter: str, terms: Iterable[CommandField], form: Mapping[str, str]) -> dict[str, Any]:
+    """Values of the fields, of empty ones the default. Raises `Invalid`."""
+    given: dict[str, Any] = {}
+    for one in terms:
+        text = form.get(one.name, "").strip()
+        if one.name == "amount":
+            given[one.name] = amount_of(meter, text)
+        elif not text:
+            given[one.name] = "" if one.is_required else one.default
+        elif one.kind is float:
+            given[one.name] = rate_of(meter, text, one.name)
+        else:
+            given[one.name] = whole_typed(one.name, text) if one.kind is int else text
+    return given
 
 
 def override_of(limit: Limit, form: Mapping[str, str]) -> LimitOverride:
@@ -139,11 +146,14 @@ def override_of(limit: Limit, form: Mapping[str, str]) -> LimitOverride:
 
 
 def stored_in_form(limit: Limit) -> dict[str, str]:
-    rate = limit.rate_per_s or 0
-    shown = rate / 1e9 if limit.meter is Meter.COST_NANOUSD else rate
-    return {
-        "amount": amount_typed(limit.meter, limit.amount),
-        "rate_per_s": f"{shown:.15g}" if limit.is_bucket else "",
-        "ceiling_per_s": "" if limit.ceiling_per_s is None else f"{limit.ceiling_per_s:.15g}",
-        "mode": limit.mode.value,
-    }
+    """What can be changed, as the form has it."""
+    shown = limit_as_json(limit)
+    return {one.name: _as_typed(limit.meter, one, shown[one.name]) for one in changed_terms(limit)}
+
+
+def _as_typed(meter: Meter, one: CommandField, value: Any) -> str:
+    if value is None:
+        return ""
+    if one.kind is float:
+        return f"{value / 1e9 if meter is Meter.COST_NANOUSD else value:.15g}"
+    return amount_typed(meter, value) if one.name == "amount" else str(value)

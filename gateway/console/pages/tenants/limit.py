@@ -11,8 +11,15 @@ from gateway.console.access import NotForThisRole, form, page, tenant_shown, vis
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done, if_match, said, tag_of
-from gateway.console.pages.tenant_parts.amounts import MODES
-from gateway.console.pages.tenant_parts.limit_form import act_on, override_of, same_with, stored_in_form
+from gateway.console.pages.tenant_parts.limit_form import (
+    HINTS,
+    OPTIONS,
+    act_on,
+    changed_terms,
+    override_of,
+    same_with,
+    stored_in_form,
+)
 from gateway.console.pages.tenant_parts.limit_rows import rows_of_tenant
 from gateway.console.pages.tenants import limits
 from gateway.console.pages.tenants.tenants import PATH as LIST
@@ -20,12 +27,12 @@ from gateway.console.rendering import confirm_page, page_response
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of
 from tenants.admin.limits import LimitView
-from tenants.directory.records import Tenant, limit_as_json
+from tenants.directory.records import Tenant
 from tenants.errors import Invalid, NotFound, PreconditionFailed
+from tenants.nouns.limit import limit_as_json
 from tenants.people.roles import Act
 
 PATH = f"{limits.PATH}/{{limit:str}}"
-CHANGED = ("amount", "rate_per_s", "ceiling_per_s", "mode")
 OVERRIDDEN = ("override_amount", "override_rate", "for_h", "reason")
 OVERRIDE_FIELD = {"amount": "override_amount", "rate_per_s": "override_rate", "for_s": "for_h"}
 """Form fields of command fields with other names."""
@@ -70,7 +77,8 @@ async def change_limit(request: Request, tenant: FromPath[str], limit: FromPath[
             case _:
                 raise Invalid("act", "there is no such button")
     except FORM_ERRORS as error:
-        problem = problem_of(error, fields=(*CHANGED, *OVERRIDDEN, *OVERRIDE_FIELD, "burst"))
+        changed = [one.name for one in changed_terms(stored)]
+        problem = problem_of(error, fields=(*changed, *OVERRIDDEN, *OVERRIDE_FIELD, "burst"))
         moved = OVERRIDE_FIELD if act == "overridden" else {"burst": "amount"}
         errors = {moved.get(field, field): text for field, text in problem.errors.items()}
         # After a conflict the form refers to the new state: submitted again it overwrites that.
@@ -118,13 +126,10 @@ async def _shown(
     shows_reasons = visit.person.may(Act.READ_PLATFORM)
     [row] = await rows_of_tenant(request, owner, [found], shows_reasons=shows_reasons)
     act = visit.form.get("act", "")
-    again = typed_fields(visit.form, *CHANGED, *OVERRIDDEN)
-    empty = dict.fromkeys(OVERRIDDEN, "") | {"for_h": "24"}
-    typed = stored | empty
-    if problem is not None and act == "changed":
-        typed |= {name: again[name] for name in CHANGED}
-    if problem is not None and act == "overridden":
-        typed |= {name: again[name] for name in OVERRIDDEN}
+    typed = stored | dict.fromkeys(OVERRIDDEN, "") | {"for_h": "24"}
+    if problem is not None:
+        again = {"changed": tuple(stored), "overridden": OVERRIDDEN}.get(act, ())
+        typed |= typed_fields(visit.form, *again)
     return page_response(
         "tenants/limit.html",
         visit,
@@ -138,7 +143,9 @@ async def _shown(
         is_conflict=problem is not None and problem.status == 412,
         tag=tag or tag_of(limit_as_json(found.limit)),
         may_change=visit.person.may(act_on(found.limit.kind), owner.tenant_id),
-        modes=[(mode.value, words) for mode, words in MODES.items()],
+        known=changed_terms(found.limit),
+        options=OPTIONS,
+        hints=HINTS,
         typed=typed,
     )
 

@@ -9,13 +9,14 @@ from gateway.console.access import NotForThisRole, form, page, tenant_shown, vis
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done, said
-from gateway.console.pages.tenant_parts.amounts import METERS, MODES, WINDOWS
 from gateway.console.pages.tenant_parts.limit_form import (
     FIELDS,
+    HINTS,
     NAMED_FIELD,
     NEW_LIMIT,
-    RATE,
+    OPTIONS,
     SUBJECT_KINDS,
+    TYPED_TERMS,
     act_on,
     kind_of,
     set_of,
@@ -29,7 +30,9 @@ from gateway.http.asgi import Request
 from gateway.routes.context import admin_of, gateway_of
 from tenants.directory.records import Tenant
 from tenants.people.roles import Act
-from tenants.types import SubjectKind, Tier
+from tenants.resources.limits import LIMITS, LimitQuery
+from tenants.resources.reading import read_page
+from tenants.types import SubjectKind
 
 PATH = f"{one.PATH}/limits"
 MOST_SHOWN = 50
@@ -62,9 +65,8 @@ async def _shown(
     request: Request, found: Tenant, typed: dict[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     visit, here = visit_of(request), f"{LIST}/{found.name}/limits"
-    listed = await admin_of(request).limits.page(
-        found.tenant_id, cursor=request.query_params.get("cursor"), limit=MOST_SHOWN
-    )
+    query, cursor = LimitQuery(tenant=found.tenant_id), request.query_params.get("cursor")
+    listed = await read_page(admin_of(request), LIMITS, query, cursor=cursor, limit=MOST_SHOWN)
     may_limit_tenant = visit.person.may(act_on(SubjectKind.TENANT), found.tenant_id)
     kinds = [(kind, words) for kind, words in SUBJECT_KINDS.items() if kind != "tenant" or may_limit_tenant]
     return page_response(
@@ -80,11 +82,9 @@ async def _shown(
         first_page=here if "cursor" in request.query_params else "",
         may_limit=visit.person.may(Act.LIMIT_BELOW_TENANT, found.tenant_id),
         kinds=kinds,
-        meters=[(meter.value, words) for meter, words in METERS.items()],
-        windows=[(window.value, words) for window, words in WINDOWS.items()]
-        + [(RATE, "by a rate, with a burst")],
-        modes=[(mode.value, words) for mode, words in MODES.items()],
-        tiers=[("", "all tiers together"), *((tier.value, tier.value) for tier in Tier)],
+        known=TYPED_TERMS,
+        options=OPTIONS,
+        hints=HINTS,
         typed=typed,
     )
 

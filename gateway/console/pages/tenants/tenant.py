@@ -19,6 +19,7 @@ from gateway.routes.context import admin_of
 from tenants.admin.admin import Admin
 from tenants.directory.records import tier_names
 from tenants.people.roles import Act
+from tenants.resources.limits import LIMITS, LimitQuery
 from tenants.resources.reading import read_page
 from tenants.resources.records.minutes import FLOW, FlowQuery, FlowRow
 from tenants.resources.records.usage import UsageAsked, UsagePage, usage_page
@@ -64,7 +65,7 @@ async def tenant_page(request: Request, tenant: FromPath[str]) -> Response[str]:
     visit, admin = visit_of(request), admin_of(request)
     owner = await tenant_shown(request, tenant)
     name, person = owner.name, visit.person
-    limits = await admin.limits.page(name, limit=MOST_LIMITS)
+    limits = await read_page(admin, LIMITS, LimitQuery(tenant=name), limit=MOST_LIMITS)
     total = await usage_page(admin, UsageAsked(tenant=name))
     by_key = await usage_page(admin, UsageAsked(tenant=name, group_by="key"), limit=MOST_GROUPS)
     by_model = await usage_page(admin, UsageAsked(tenant=name, group_by="model"), limit=MOST_GROUPS)

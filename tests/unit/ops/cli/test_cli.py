@@ -184,7 +184,7 @@ def test_a_ceiling_from_the_command_line(data_dir: str) -> None:
         (("--tier", "batch", "--ceiling", "60", "--each-end-user"), "add up without a bound"),
     ):
         refused = run_command(*rate, *arguments, *at[:2])
-        assert refused.exit_code == 1
+        assert refused.exit_code == 2
         assert said in refused.stderr
 
 
@@ -282,7 +282,7 @@ def test_a_tenant_is_changed_from_the_command_line(data_dir: str) -> None:
         (f"{DAILY} --tenant a --threshold 80", "--threshold"),
         (f"{DAILY} --tenant a --soft --threshold 0", "--threshold"),
         (f"{DAILY} --tenant a --tier gold", "--tier"),
-        (DAILY, "--platform"),
+        (DAILY, "--tenant"),
         (f"{DAILY} --tenant a --platform", "--platform"),
         (f"{DAILY} --tenant a --end-user x --each-end-user", "--each-end-user"),
         (f"{DAILY} --tenant a --above -1", "--above"),
@@ -300,7 +300,7 @@ def test_a_tenant_is_changed_from_the_command_line(data_dir: str) -> None:
         ("limit set --tenant a --meter gpu --window day --amount 5", "--meter"),
         ("limit set --tenant a --meter requests --window day --amount -5", "--amount"),
         (f"{DAILY} --tenant a --soft --shadow", "--soft"),
-        (f"{DAILY} --tenant a --ceiling 9", "--ceiling belongs to --rate"),
+        (f"{DAILY} --tenant a --ceiling 9", "--ceiling: only a rate has a ceiling"),
         ("frobnicate", "frobnicate"),
     ],
 )
