@@ -31,11 +31,18 @@ class Field:
     """Seconds, on the command line as a duration such as 30m."""
     is_secret: bool = False
     """Never shown again, nor kept."""
-
-    @property
-    def json_schema(self) -> dict[str, Any]:
-        """Its keywords, with the choices."""
-        return {**self.schema, **({"enum": [*map(str, self.choices)]} if self.choices else {})}
+    is_argument: bool = False
+    """On the command line it has no option: it stands by itself."""
+    none: str = ""
+    """On the command line: the word, or the option, that empties the field."""
+    none_help: str = ""
+    """Of that option."""
+    metavar: str = ""
+    """On the command line, what the option takes; empty: its kind."""
+    without: str = ""
+    """Of a new one, in words: what holds where it is not given."""
+    option_default: str = ""
+    """On the command line, where that has another one."""
 
 
 class CommandField(NamedTuple):
@@ -53,6 +60,23 @@ class CommandField(NamedTuple):
     @property
     def is_flag(self) -> bool:
         return self.kind is bool
+
+    @property
+    def json_schema(self) -> dict[str, Any]:
+        """Its keywords, with the choices."""
+        if not self.field.choices:
+            return dict(self.field.schema)
+        # A text that a word empties may be empty.
+        empty = ("",) if self.has_word and self.kind is str else ()
+        chosen: dict[str, Any] = {"enum": [*map(str, self.field.choices), *empty]}
+        if self.kind is list:
+            chosen = {"items": {"type": "string"} | chosen}
+        return {**self.field.schema, **chosen}
+
+    @property
+    def has_word(self) -> bool:
+        """Whether a word of its option empties it."""
+        return bool(self.field.none) and not self.field.none.startswith("--")
 
     @property
     def option(self) -> str:

@@ -208,8 +208,9 @@ class ActPages:
     async def _stored(self, request: Request, reference: str) -> Json:
         find = self.resource.find
         assert find is not None
-        row = await admin_of(request).transactions.read(lambda one: find(one, reference, None))
-        return self.resource.as_json(row)
+        transactions = admin_of(request).transactions
+        row = await transactions.read(lambda one: find(one, reference, None, transactions.now_us()))
+        return self.resource.stored_of(row)
 
     async def _done(self, request: Request, reference: str) -> Response[str]:
         visit = visit_of(request)

@@ -253,12 +253,6 @@ class TierChangeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Only return what it would cost."""
 
 
-class KeyRotate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /admin/v1/keys/{id}/rotate`."""
-
-    grace_s: float = 0.0
-
-
 class PolicyChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /admin/v1/policy`."""
 

@@ -22,12 +22,14 @@ from tenants.admin.cursor import CURSOR, DEFAULT_PAGE, MAX_PAGE
 from tenants.admin.platform.brakes import BRAKED_TIERS, MAX_BRAKE_S
 from tenants.counts import refusal_store
 from tenants.fields import fields_of
+from tenants.nouns.key import KeyChange
+from tenants.nouns.tenant import TenantChange
 from tenants.outbox.address import MAX_URL_CHARS, PORTS
 from tenants.outbox.kinds import SUBJECTS
 from tenants.people.person import MAX_NAME_CHARS
 from tenants.people.roles import Role
 from tenants.resources.resource import MOST, Filter, Kind, ListQuery, filters_of
-from tenants.types import MAX_END_USER_CHARS, SCOPES, OnLowBudget, Tier
+from tenants.types import MAX_END_USER_CHARS, Tier
 
 
 def between(lowest: float, highest: float | None = None) -> dict[str, Any]:
@@ -95,9 +97,7 @@ FIELDS: dict[str, dict[str, Any]] = {name: _range(bounds) for name, bounds in RA
     "top_n": between(1),
     "EmbeddingRequest.truncate_prompt_tokens": between(-1),
     "RerankRequest.truncate_prompt_tokens": between(-1),
-    **dict.fromkeys(("TenantCreate.name", "ProjectCreate.name"), form(validation.NAME)),
     **dict.fromkeys(("ConfigTenant.name", "ConfigProject.name", "ConfigKey.name"), form(validation.NAME)),
-    **dict.fromkeys(("KeyCreate.name", "KeyChange.name"), form(re.compile(f"({validation.NAME.pattern})?"))),
     "PersonInvite.name": {"minLength": 1} | form(re.compile(r"\S+"), MAX_NAME_CHARS),
     **dict.fromkeys(
         ("PriceSet.model", "ConfigPrice.model"),
@@ -105,15 +105,9 @@ FIELDS: dict[str, dict[str, Any]] = {name: _range(bounds) for name, bounds in RA
     ),
     "reason": _REASON,
     "LedgerAdjust.reason": _REASON | _NOT_BLANK,
-    "weight": between(validation.MIN_WEIGHT, validation.MAX_WEIGHT),
     "tier": one_of(Tier),
-    "tiers": {"items": {"type": "string"} | one_of(Tier)},
-    "scopes": {"minItems": 1, "items": {"type": "string"} | one_of(sorted(SCOPES))},
-    "on_low_budget": one_of(OnLowBudget),
-    "reserved_tokens_per_s": between(0, validation.MAX_RESERVED_TOKENS_PER_S),
-    "reserved_tier": one_of([*Tier, validation.ALL_TIERS]),
-    "expires_in_s": {"exclusiveMinimum": 0, "maximum": validation.MAX_EXPIRY_S},
-    "grace_s": between(0, validation.MAX_GRACE_S),
+    **{f"ConfigTenant.{one.name}": one.json_schema for one in fields_of(TenantChange)},
+    **{f"ConfigKey.{one.name}": one.json_schema for one in fields_of(KeyChange) if one.kind is list},
     "BrakeSet.tier": one_of(BRAKED_TIERS),
     "BrakeSet.for_s": between(1, MAX_BRAKE_S),
     "share": {"exclusiveMinimum": 0, "maximum": 1},
@@ -162,7 +156,7 @@ def annotate(schemas: dict[str, Any], structs: Iterable[type[msgspec.Struct]]) -
     """Completes bodies by what their fields declare."""
     for struct in structs:
         for one in fields_of(struct):
-            narrow(schemas[struct.__name__]["properties"][one.name], one.field.json_schema)
+            narrow(schemas[struct.__name__]["properties"][one.name], one.json_schema)
 
 
 def complete(schemas: dict[str, Any]) -> None:

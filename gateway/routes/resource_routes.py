@@ -127,8 +127,9 @@ def _one(resource: Resource[Any]) -> HTTPRouteHandler:
 
     async def shown(request: Request, reference: str) -> Response[bytes]:
         tenant = request.query_params.get("tenant") if resource.is_named_in_tenant else None
-        row = await admin_of(request).transactions.read(lambda one: find(one, reference, tenant))
-        return tagged(json_response(await named(request, json_of(resource, row))), resource.as_json(row))
+        transactions = admin_of(request).transactions
+        row = await transactions.read(lambda one: find(one, reference, tenant, transactions.now_us()))
+        return tagged(json_response(await named(request, json_of(resource, row))), resource.stored_of(row))
 
     shown.__name__ = f"show_{resource.name}"
     return get(

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from tenants.admin.admin import Admin
 
 T = TypeVar("T")
-NOW = click.option("--now", is_flag=True, help="End what runs as well, charged for what it emitted.")
 
 
 def actor() -> Actor:

@@ -21,7 +21,7 @@ OWN = {
     path.rpartition(".")[2]: f"ops.cli.{path}:{path.rpartition('.')[2]}" if "." in path else ""
     for path in (
         *("run.serve", "run.demo", "run.engine", "run.db"),
-        *("inspect.top", "inspect.status", "admin.tenant", "admin.project", "admin.key", "admin.limit"),
+        *("inspect.top", "inspect.status", "admin.tenant", "project", "admin.key", "admin.limit"),
         *("admin.slo", "admin.person", "admin.brake", "inspect.request", "refusal"),
         *("flow", "inspect.quote", "inspect.audit"),
         *("admin.price", "admin.model", "admin.upstream", "admin.usage", "admin.webhook"),

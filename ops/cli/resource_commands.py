@@ -11,22 +11,18 @@ import click
 
 from ops.cli.administer import actor, administer
 from ops.cli.base import Command, Group, answer
-from ops.cli.options import Duration, PastInstant, PastStart
+from ops.cli.resource_options import command_parameters, filter_option, values_of
 from ops.reporting import table
 from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.audit.field_changes import words
 from tenants.directory.records import from_us
-from tenants.errors import Invalid
-from tenants.fields import CommandField, command_of, fields_of
 from tenants.resources.reading import query_of, read_all, read_page
 from tenants.resources.resource import (
     NONE,
     ActCall,
     Form,
     Json,
-    Kind,
     ListQuery,
-    NamedFilter,
     Resource,
     ResourceAct,
     Shown,
@@ -150,6 +146,8 @@ def _cell(row: Mapping[str, Any], shown: Shown) -> object:
             return f"{value:.3g} s"
         case Form.PERCENT:
             return f"{value:g} %"
+        case Form.FACTOR:
+            return f"{value:g}"
         case Form.SHARE:
             return f"{value / row[shown.of] if shown.of else value:.1%}"
         case _:
@@ -164,33 +162,6 @@ def _missing(shown: Shown) -> str | None:
     return None if shown.missing == NONE else shown.missing
 
 
-def filter_option(one: NamedFilter) -> click.Option:
-    kind, declared = one.filter.kind, one.filter
-    names = declared.option.split() or [f"--{one.name.replace('_', '-')}"]
-    if kind is Kind.FLAG:
-        name = names[0] if "/" in names[0] else f"{names[0]}/--no-{names[0][2:]}"
-        return click.Option([name, one.field], default=None, help=declared.help)
-    kinds: dict[Kind, Any] = {
-        Kind.CHOICE: click.Choice(declared.choices),
-        Kind.SINCE: PastInstant(),
-        Kind.UNTIL: PastInstant(),
-        Kind.START: PastStart(),
-    }
-    words = declared.help
-    if kind in (Kind.SINCE, Kind.UNTIL):
-        words = f"{words.rstrip('.')}: an instant, or 24h, 7d ago."
-    elif kind is Kind.START:
-        words = f"{words.rstrip('.')}; or 24h, 7d ago."
-    return click.Option(
-        [*names, one.field],
-        type=kinds.get(kind, str),
-        default=one.default or declared.usual or None,
-        show_default=bool(one.default or declared.usual),
-        multiple=kind is Kind.SEVERAL,
-        help=words or None,
-    )
-
-
 def act_command(resource: Resource[Any], act: ResourceAct) -> Command:
     """The command of an act; its reference, where it has one, comes first."""
     params: list[click.Parameter] = []
@@ -198,45 +169,13 @@ def act_command(resource: Resource[Any], act: ResourceAct) -> Command:
         params.append(click.Argument(["reference"], metavar=resource.name.upper()))
         if resource.is_named_in_tenant:
             params.append(click.Option(["--tenant", "of_tenant"], help="Whose it is (name or id)."))
-    params += [] if act.command is None else [field_option(one) for one in fields_of(act.command)]
+    params += command_parameters(act)
     return Command(
-        act.verb.replace("_", "-"),
+        act.command_verb or act.verb.replace("_", "-"),
         params=params,
         callback=partial(_act, resource, act),
         help=act.command_help or f"{act.summary}.\n\n{act.description}".strip(),
     )
-
-
-def field_option(one: CommandField) -> click.Option:
-    if one.is_flag:
-        return click.Option([one.option, one.name], is_flag=True, default=False, help=one.field.help or None)
-    default = None if one.is_required or one.kind is list else one.default
-    kind = click.Choice([*map(str, one.field.choices)]) if one.field.choices else _kind_of(one)
-    return click.Option(
-        [one.option, one.name],
-        type=kind,
-        required=one.is_required,
-        default=default,
-        show_default=default is not None,
-        multiple=one.kind is list,
-        help=one.field.help or None,
-    )
-
-
-def _kind_of(one: CommandField) -> Any:
-    if one.field.is_duration:
-        return Duration()
-    known, kind = one.field.schema or {}, one.kind
-    if kind is list:
-        known = known.get("items", {})
-        kind = int if known.get("type") == "integer" else str
-    if kind not in (int, float):
-        return str
-    lowest, highest = known.get("minimum", known.get("exclusiveMinimum")), known.get("maximum")
-    if lowest is None and highest is None:
-        return kind
-    is_open = "exclusiveMinimum" in known
-    return (click.IntRange if kind is int else click.FloatRange)(lowest, highest, min_open=is_open)
 
 
 def _act(
@@ -246,10 +185,7 @@ def _act(
     of_tenant: str | None = None,
     **given: Any,
 ) -> None:
-    try:
-        command = None if act.command is None else command_of(act.command, given)
-    except Invalid as error:
-        raise click.UsageError(str(error)) from None
+    command = None if act.command is None else act.command(**values_of(act, given))
 
     async def run(admin: Admin) -> Json:
         done = await act.run(admin, ActCall(actor(), reference, command, tenant=of_tenant))

@@ -9,7 +9,6 @@ from msgspec.structs import replace as with_fields
 
 from ops.simulate.recorded import Recorded, RecordedAnswer
 from ops.simulate.traffic.requests import BadTrace
-from tenants.admin import validation
 from tenants.config_file.base import ConfigInvalid, Place
 from tenants.config_file.document import ConfigLimit
 from tenants.config_file.plan_limits import LimitName, described, limit_in_file, name_in_file, name_of
@@ -18,6 +17,7 @@ from tenants.config_file.yaml_reader import ConfigFileText, read_file
 from tenants.errors import Invalid
 from tenants.nouns.limit import rate_in_words
 from tenants.nouns.limit_checks import narrowed_to
+from tenants.nouns.tenant import MAX_WEIGHT, MIN_WEIGHT, checked_weight
 from tenants.types import PLATFORM, Limit, Meter, RequestTraits, SubjectKind, Tier
 
 ALL_TENANTS = ""
@@ -44,9 +44,9 @@ def weights_asked(texts: Iterable[str]) -> dict[str, float]:
         if not separator or not tenant.strip():
             raise ValueError(f"--weight {text!r} is not TENANT=WEIGHT")
         try:
-            weights[tenant.strip()] = validation.weight(float(value))
+            weights[tenant.strip()] = checked_weight(float(value))
         except (Invalid, ValueError):
-            least, most = validation.MIN_WEIGHT, validation.MAX_WEIGHT
+            least, most = MIN_WEIGHT, MAX_WEIGHT
             raise ValueError(f"--weight {text!r}: a weight lies between {least:g} and {most:g}") from None
     return weights
 

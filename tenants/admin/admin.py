@@ -19,9 +19,8 @@ from tenants.admin.platform.brakes import BrakeActs
 from tenants.admin.platform.drains import DrainActs
 from tenants.admin.platform.policy import PolicyActs
 from tenants.admin.prices import PriceActs
-from tenants.admin.projects import ProjectActs
 from tenants.admin.slos import SloActs
-from tenants.admin.tenants import TenantActs
+from tenants.admin.tenants import ProjectActs, TenantActs
 from tenants.admin.transaction import Transactions
 from tenants.admin.webhooks import WebhookActs
 

@@ -55,7 +55,7 @@ class TableNoun(Generic[R]):
         make = self.of_row or (lambda row: self.record(**row))
         return [make(dict(row)) for row in found.mappings()]
 
-    def find(self, connection: Connection, reference: str, tenant: str | None = None) -> R:
+    def find(self, connection: Connection, reference: str, tenant: str | None = None, now_us: int = 0) -> R:
         """By id. Raises `NotFound`."""
         found = self.rows(connection, [self.table.c.id == queries.plain(reference)])
         if not found:

@@ -1,31 +1,40 @@
-"""Admin acts on tenants, and their pages."""
+"""Admin acts on tenants and their projects."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, update
+from sqlalchemy import Connection, insert
 
-from tenants.admin import validation
 from tenants.admin.audit import Actor
-from tenants.admin.commands import TenantChange, TenantCreate
-from tenants.admin.cursor import DEFAULT_PAGE, Page, Text, beyond, checked_limit, decode_cursor, page_of
-from tenants.admin.drafts import changed_tenant, new_tenant
-from tenants.admin.projects import DEFAULT_PROJECT, insert_project
-from tenants.admin.transaction import AdminActs, Change, IfMatch, insert_unique
+from tenants.admin.record_acts import SuspendableActs
+from tenants.admin.transaction import Change, IfMatch, insert_unique
 from tenants.directory import queries
 from tenants.directory.keys import new_id
-from tenants.directory.records import ApiKey, Project, Tenant, from_us, tier_names
 from tenants.errors import Invalid
+from tenants.instants import from_us
+from tenants.nouns import checks
+from tenants.nouns.key import ApiKey
 from tenants.nouns.limit import limit_as_json
+from tenants.nouns.project import DEFAULT_PROJECT, MAX_PROJECTS_PER_TENANT, Project, ProjectCreate
+from tenants.nouns.tenant import (
+    MAX_TENANTS,
+    Tenant,
+    TenantChange,
+    TenantCreate,
+    changed_tenant,
+    new_tenant,
+)
 from tenants.storage import tables
 from tenants.types import Limit
 
 
 @dataclass(frozen=True, slots=True)
 class TenantView:
+    """A tenant with what belongs to it."""
+
     tenant: Tenant
     projects: tuple[Project, ...]
     keys: tuple[ApiKey, ...]
@@ -41,7 +50,25 @@ class TenantView:
         }
 
 
-class TenantActs(AdminActs):
+def view(connection: Connection, reference: str) -> TenantView:
+    """By id or name. Raises `NotFound`."""
+    found = queries.find_tenant(connection, reference)
+    ids = [found.tenant_id]
+    return TenantView(
+        found,
+        tuple(queries.projects_of(connection, ids)),
+        tuple(queries.keys_of(connection, ids)),
+        tuple(queries.limits_of(connection, ids)),
+    )
+
+
+class TenantActs(SuspendableActs[Tenant]):
+    kind = "tenant"
+    table = tables.tenants
+
+    def find(self, connection: Connection, reference: str, tenant: str | None = None) -> Tenant:
+        return queries.find_tenant(connection, reference)
+
     async def create(
         self, actor: Actor | str, wanted: TenantCreate, models: Iterable[str] | None = None
     ) -> Tenant:
@@ -49,16 +76,12 @@ class TenantActs(AdminActs):
         draft = new_tenant(wanted, models)
 
         def change(connection: Connection, now_us: int) -> Change[Tenant]:
-            if queries.count(connection, tables.tenants) >= validation.MAX_TENANTS:
-                raise Invalid(
-                    "tenant", f"there are {validation.MAX_TENANTS} tenants already, which is the most"
-                )
+            if queries.count(connection, tables.tenants) >= MAX_TENANTS:
+                raise Invalid("tenant", f"there are {MAX_TENANTS} tenants already, which is the most")
             tenant = replace(draft, tenant_id=new_id("ten"), created_at=from_us(now_us))
             insert_unique(
                 connection,
-                insert(tables.tenants).values(
-                    id=tenant.tenant_id, revision=0, created_us=now_us, **_columns(tenant)
-                ),
+                insert(tables.tenants).values(revision=0, **tenant.as_row()),
                 "tenant",
                 tenant.name,
             )
@@ -68,104 +91,59 @@ class TenantActs(AdminActs):
         return await self._transactions.act(actor, "tenant.create", change)
 
     async def update(
-        self, actor: Actor | str, tenant: str, wanted: TenantChange, *, if_match: IfMatch = None
+        self,
+        actor: Actor | str,
+        reference: str,
+        wanted: TenantChange,
+        tenant: str | None = None,
+        *,
+        if_match: IfMatch = None,
     ) -> Tenant:
         """Changes the given fields. A new `tier` without `tiers` sets those to it and the ones after it."""
-        return await self._edit(
-            actor, "tenant.update", tenant, lambda before: changed_tenant(before, wanted), if_match
-        )
 
-    async def suspend(
-        self, actor: Actor | str, tenant: str, *, now: bool = False, if_match: IfMatch = None
-    ) -> Tenant:
-        """Its keys are refused until `resume`, and its waiting requests end; running ones finish, or
-        with `now` end as well, charged for what they emitted."""
-        return await self._edit(
-            actor,
-            "tenant.suspend",
-            tenant,
-            lambda before: replace(before, status="suspended", ends_running=now),
-            if_match,
-        )
+        def edit(connection: Connection, before: Tenant, now_us: int) -> Tenant:
+            return changed_tenant(before, wanted)
 
-    async def resume(self, actor: Actor | str, tenant: str, *, if_match: IfMatch = None) -> Tenant:
-        return await self._edit(
-            actor,
-            "tenant.resume",
-            tenant,
-            lambda before: replace(before, status="active", ends_running=False),
-            if_match,
-        )
+        return await self._edit(actor, "update", reference, tenant, edit, if_match)
 
     async def all(self) -> list[Tenant]:
         return await self._transactions.read(queries.tenants_where)
 
     async def show(self, tenant: str) -> TenantView:
-        def view(connection: Connection) -> TenantView:
-            found = queries.find_tenant(connection, tenant)
-            ids = [found.tenant_id]
-            return TenantView(
-                found,
-                tuple(queries.projects_of(connection, ids)),
-                tuple(queries.keys_of(connection, ids)),
-                tuple(queries.limits_of(connection, ids)),
-            )
-
-        return await self._transactions.read(view)
-
-    async def page(
-        self,
-        *,
-        search: str | None = None,
-        only: frozenset[str] | None = None,
-        cursor: str | None = None,
-        limit: int = DEFAULT_PAGE,
-    ) -> Page[Tenant]:
-        """By name. `search`: part of it, in any case; `only`: of these ids. Raises `Invalid`."""
-        most, filters = checked_limit(limit), {"search": search}
-        name = tables.tenants.c.name
-        last = None if cursor is None else decode_cursor("tenants", filters, cursor, tuple[Text])
-        wanted = [] if last is None else [beyond([name], last)]
-        if search is not None:
-            text = validation.plain_text("search", search).lower()
-            wanted.append(func.lower(name).contains(text, autoescape=True))
-        if only is not None:
-            wanted.append(tables.tenants.c.id.in_(sorted(only)))
-        rows = await self._transactions.read(lambda one: queries.tenants_where(one, *wanted, most=most + 1))
-        return page_of(rows, most, "tenants", filters, lambda row: (row.name,))
-
-    async def _edit(
-        self,
-        actor: Actor | str,
-        action: str,
-        reference: str,
-        edit: Callable[[Tenant], Tenant],
-        if_match: IfMatch,
-    ) -> Tenant:
-        def change(connection: Connection, now_us: int) -> Change[Tenant]:
-            before = queries.find_tenant(connection, reference)
-            after = edit(before)
-            connection.execute(
-                update(tables.tenants)
-                .where(tables.tenants.c.id == before.tenant_id)
-                .values(**_columns(after))
-            )
-            return Change(after, after.tenant_id, after.tenant_id, before.as_json(), after.as_json())
-
-        return await self._transactions.act(actor, action, change, if_match)
+        return await self._transactions.read(lambda connection: view(connection, tenant))
 
 
-def _columns(tenant: Tenant) -> dict[str, Any]:
-    return {
-        "name": tenant.name,
-        "status": tenant.status,
-        "weight": tenant.weight,
-        "default_tier": tenant.default_tier.value,
-        "tiers": tier_names(tenant.tiers),
-        "models": None if tenant.models is None else sorted(tenant.models),
-        "on_low_budget": tenant.on_low_budget.value,
-        "reserved_tokens_per_s": tenant.reserved_tokens_per_s,
-        "reserved_tier": None if tenant.reserved_tier is None else tenant.reserved_tier.value,
-        "labels": {key: list(values) for key, values in tenant.labels.items()} or None,
-        "ends_running": tenant.ends_running,
-    }
+class ProjectActs(SuspendableActs[Project]):
+    kind = "project"
+    table = tables.projects
+
+    async def create(self, actor: Actor | str, wanted: ProjectCreate) -> Project:
+        name = checks.name("name", wanted.name)
+
+        def change(connection: Connection, now_us: int) -> Change[Project]:
+            owner = queries.find_tenant(connection, wanted.tenant)
+            have = queries.count(connection, tables.projects, tables.projects.c.tenant_id == owner.tenant_id)
+            if have >= MAX_PROJECTS_PER_TENANT:
+                raise Invalid("project", f"a tenant has at most {MAX_PROJECTS_PER_TENANT} projects")
+            project = insert_project(connection, owner, name, now_us)
+            return Change(project, project.project_id, owner.tenant_id, after=project.as_json())
+
+        return await self._transactions.act(actor, "project.create", change)
+
+    def find(self, connection: Connection, reference: str, tenant: str | None = None) -> Project:
+        return find_project(connection, reference, tenant)
+
+    async def show(self, project: str, tenant: str | None = None) -> Project:
+        return await self._transactions.read(lambda connection: find_project(connection, project, tenant))
+
+
+def find_project(connection: Connection, project: str, tenant: str | None) -> Project:
+    """By id, or with `tenant` by name. Raises `NotFound`, `Invalid`."""
+    owner = None if tenant is None else queries.find_tenant(connection, tenant)
+    return queries.find_project(connection, project, owner)
+
+
+def insert_project(connection: Connection, tenant: Tenant, name: str, now_us: int) -> Project:
+    project = Project(new_id("prj"), tenant.tenant_id, name, "active", from_us(now_us))
+    insert_unique(connection, insert(tables.projects).values(**project.as_row()), "project", name)
+    return project

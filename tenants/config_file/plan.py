@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tenants.admin.platform.policy import StoredPolicy
-from tenants.admin.projects import DEFAULT_PROJECT
 from tenants.config_file.base import ConfigInvalid, Place
 from tenants.config_file.document import ConfigLimit, ConfigPolicy, ConfigTenant, Configuration
 from tenants.config_file.export import exported
@@ -24,6 +23,7 @@ from tenants.config_file.plan_prices import price_steps
 from tenants.config_file.plan_tenants import tenant_steps
 from tenants.config_file.state import PLATFORM_LIMIT, ConfigState, SubjectName
 from tenants.config_file.steps import ConfigPlan, ConfigStep, NamedOnce, PolicyMove, differences
+from tenants.nouns.project import DEFAULT_PROJECT
 from tenants.resources.all import RESOURCES
 from tenants.types import Tier
 

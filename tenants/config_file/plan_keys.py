@@ -9,13 +9,12 @@ from collections.abc import Collection, Iterator, Sequence
 
 from tenants.admin import validation
 from tenants.admin.commands import KeyChange, KeyCreate
-from tenants.admin.drafts import changed_key, check_within, chosen_tiers
-from tenants.admin.keys import DEFAULT_SCOPES
 from tenants.config_file.base import ConfigInvalid, Place
 from tenants.config_file.document import NEVER, OF_TENANT, ConfigKey
 from tenants.config_file.state import TenantState
 from tenants.config_file.steps import ConfigStep, NamedOnce, differences, standing_at
 from tenants.directory.records import ApiKey, from_us, tier_names, to_us
+from tenants.nouns.key import DEFAULT_SCOPES, changed_key, check_within, chosen_tiers
 from tenants.types import Tier
 
 

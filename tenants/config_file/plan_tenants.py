@@ -7,8 +7,6 @@ from typing import Any
 
 from tenants.admin import validation
 from tenants.admin.commands import ProjectCreate, TenantChange, TenantCreate
-from tenants.admin.drafts import changed_tenant, new_tenant
-from tenants.admin.projects import DEFAULT_PROJECT
 from tenants.config_file.base import ConfigInvalid, Place
 from tenants.config_file.document import ConfigProject, ConfigTenant
 from tenants.config_file.parts import Resources, documents, part_steps
@@ -17,6 +15,8 @@ from tenants.config_file.plan_limits import limit_steps, name_of
 from tenants.config_file.state import TenantState
 from tenants.config_file.steps import ConfigStep, NamedOnce, differences, standing_at
 from tenants.directory.records import Project, Tenant, from_us
+from tenants.nouns.project import DEFAULT_PROJECT
+from tenants.nouns.tenant import changed_tenant, new_tenant
 
 FIELDS = (
     *("weight", "tier", "tiers", "on_low_budget", "reserved_tokens_per_s", "reserved_tier", "models"),

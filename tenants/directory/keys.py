@@ -26,7 +26,7 @@ MIN_PEPPER_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class NewKey:
+class NewSecret:
     """A new key. `text` is shown once and never stored."""
 
     text: str
@@ -46,11 +46,11 @@ def check_pepper(pepper: bytes) -> bytes:
     return pepper
 
 
-def new_key(pepper: bytes) -> NewKey:
+def new_secret(pepper: bytes) -> NewSecret:
     public_id = "".join(secrets.choice(_ALPHABET) for _ in range(_PUBLIC_CHARS))
     secret = "".join(secrets.choice(_ALPHABET) for _ in range(_SECRET_CHARS))
     text = f"{PREFIX}{public_id}_{secret}"
-    return NewKey(text, public_id, digest_key(pepper, text))
+    return NewSecret(text, public_id, digest_key(pepper, text))
 
 
 def digest_key(pepper: bytes, text: str) -> bytes:

@@ -9,16 +9,12 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, Select, Table, and_, func, select, text, true
 from sqlalchemy.sql import ColumnElement
 
-from tenants.directory.records import (
-    ApiKey,
-    Project,
-    Tenant,
-    key_from,
-    project_from,
-    tenant_from,
-)
+from tenants.directory.keys import prefix_of
 from tenants.errors import Invalid, NotFound
+from tenants.nouns.key import ApiKey
 from tenants.nouns.limit import limit_from, override_from
+from tenants.nouns.project import Project
+from tenants.nouns.tenant import Tenant
 from tenants.pricing.pricing import Price, PriceBook, PriceEntry, TokenWeights
 from tenants.storage.tables import (
     api_keys,
@@ -33,8 +29,8 @@ from tenants.storage.tables import (
 )
 from tenants.types import Limit, Override, Tier
 
-#: Bind parameters of one `IN (…)`: one statement finds the names of the longest page. SQLite takes 32,766.
-CHUNK = 1_000
+#: Bind parameters of one `IN (…)`: of the longest page and the row after it. SQLite takes 32,766.
+CHUNK = 1_001
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +64,7 @@ def tenants_where(
 ) -> list[Tenant]:
     """Tenants by name, at most `most`."""
     query = select(tenants).where(*conditions).order_by(tenants.c.name).limit(most)
-    return [tenant_from(row) for row in connection.execute(query).mappings()]
+    return [Tenant.from_row(row) for row in connection.execute(query).mappings()]
 
 
 def plain(reference: str) -> str:
@@ -123,7 +119,7 @@ def find_project(connection: Connection, reference: str, tenant: Tenant | None =
         is_it = (is_it | (projects.c.name == asked)) & (projects.c.tenant_id == tenant.tenant_id)
     row = connection.execute(select(projects).where(is_it)).mappings().first()
     if row is not None:
-        return project_from(row)
+        return Project.from_row(row)
     if tenant is None and not reference.startswith("prj_"):
         raise Invalid(
             "tenant", f"is needed beside the project's name {reference[:64]!r}; beside its id it is not"
@@ -164,7 +160,7 @@ def keys_where(
         .order_by(key_secrets.c.created_us)
     )
     newest: dict[str, str] = {row.key_id: row.public_id for row in connection.execute(secrets)}
-    return [key_from(row, newest.get(row["id"], "")) for row in rows]
+    return [ApiKey.from_row(row, prefix=prefix_of(newest.get(row["id"], ""))) for row in rows]
 
 
 def secrets_of(connection: Connection, key_ids: list[str]) -> list[Secret]:
@@ -178,7 +174,7 @@ def secrets_of(connection: Connection, key_ids: list[str]) -> list[Secret]:
 
 def projects_of(connection: Connection, tenant_ids: list[str]) -> list[Project]:
     return [
-        project_from(row)
+        Project.from_row(row)
         for chunk in chunks(tenant_ids)
         for row in connection.execute(
             select(projects).where(projects.c.tenant_id.in_(chunk)).order_by(projects.c.name)
@@ -209,7 +205,7 @@ def projects_where(
 ) -> list[Project]:
     """Projects by tenant's id and name, at most `most`."""
     query = select(projects).where(*conditions).order_by(projects.c.tenant_id, projects.c.name).limit(most)
-    return [project_from(row) for row in connection.execute(query).mappings()]
+    return [Project.from_row(row) for row in connection.execute(query).mappings()]
 
 
 def limits_where(

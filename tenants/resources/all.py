@@ -6,16 +6,22 @@ from typing import Any
 
 from tenants.resources.counts import CALIBRATION, REFUSAL_COUNTS
 from tenants.resources.ended import ENDED
+from tenants.resources.keys import KEYS
 from tenants.resources.limits import LIMITS
 from tenants.resources.misses import MISSES
+from tenants.resources.projects import PROJECTS
 from tenants.resources.records.audit import AUDIT
 from tenants.resources.records.minutes import ENGINES, FLOW
 from tenants.resources.records.moves import MOVES
 from tenants.resources.refusals import REFUSALS
 from tenants.resources.resource import Resource
 from tenants.resources.slos import SLOS
+from tenants.resources.tenants import TENANTS
 
 RESOURCES: tuple[Resource[Any], ...] = (
+    TENANTS,
+    PROJECTS,
+    KEYS,
     LIMITS,
     SLOS,
     ENDED,

@@ -24,7 +24,7 @@ from tenants.people.roles import Act
 from tenants.types import SCOPES
 
 R = TypeVar("R")
-NUMBERS = ("number", "seconds", "money", "share", "percent")
+NUMBERS = ("number", "seconds", "money", "share", "percent", "factor")
 NONE = "–"
 Json = dict[str, Any]
 
@@ -149,6 +149,8 @@ class Form(StrEnum):
     SHARE = "share"
     """0 to 1, in per cent."""
     PERCENT = "percent"
+    FACTOR = "factor"
+    """As it was set: 1, 0.25."""
     TENANT = "tenant"
     PROJECT = "project"
     KEY = "key"
@@ -235,6 +237,8 @@ class PageRequest:
     of_tenant: str | None
     """Only what this tenant (id) may see."""
     now_us: int
+    only: frozenset[str] | None = None
+    """Only what belongs to these tenants (ids); None: to any."""
 
 
 Reader = Callable[[Connection, PageRequest], tuple[list[R], SortKey | None]]
@@ -299,6 +303,8 @@ class ResourceAct:
     description: str = ""
     confirm: tuple[str, ...] = ()
     """What a page says before it is done; empty: it asks nothing."""
+    command_verb: str = ""
+    """The command, where it is not the verb of the name."""
     command_help: str = ""
     words: Callable[[Mapping[str, Any]], str] | None = None
     """What its command says of the answer; None: that it is done."""
@@ -310,6 +316,11 @@ class ResourceAct:
     @property
     def is_on_one(self) -> bool:
         return "{reference}" in self.path
+
+    @property
+    def is_change(self) -> bool:
+        """Whether its command names what differs, one field at least."""
+        return self.method == "PATCH"
 
     def said(self, shown: Mapping[str, Any]) -> str:
         if self.words is not None:
@@ -403,8 +414,11 @@ class Resource(Generic[R]):
     group_help: str = ""
     command_help: str = ""
     own: OwnList[R] | None = None
-    find: Callable[[Connection, str, str | None], R] | None = None
-    """One by its reference, with a tenant only among that one's. Raises `NotFound`, `Invalid`."""
+    find: Callable[[Connection, str, str | None, int], R] | None = None
+    """One by its reference, with a tenant only among that one's, as it is at that time (microseconds). Raises
+    `NotFound`, `Invalid`."""
+    stored: Callable[[R], Json] | None = None
+    """What the entity tag of one is made of; None: its JSON."""
     one_description: str = ""
     """Of the route that shows one."""
     is_named_in_tenant: bool = False
@@ -448,6 +462,9 @@ class Resource(Generic[R]):
     @property
     def page_columns(self) -> list[PageColumn]:
         return page_columns(self.shown)
+
+    def stored_of(self, row: R) -> Json:
+        return (self.stored or self.as_json)(row)
 
     def sort_key(self, row: R) -> SortKey:
         if self.key_of is not None:

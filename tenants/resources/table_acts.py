@@ -1,4 +1,4 @@
-"""What a noun with a table of its own needs no code for: its list, and the acts that set and remove one."""
+"""Acts without code of their own: they set or remove a row of a noun's table, or answer with a record."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from tenants.admin.admin import Admin
 from tenants.admin.cursor import SortKey
 from tenants.admin.table_noun import TableNoun
+from tenants.nouns.columns import Record
 from tenants.resources.reading import read_rows
 from tenants.resources.resource import ActCall, ActDone, PageRequest, Reader
 
@@ -38,5 +39,15 @@ def removing(noun: TableNoun[Any]) -> Run:
     async def run(admin: Admin, call: ActCall) -> ActDone:
         gone = await noun.remove(admin.transactions, call.actor, call.reference, call.if_match)
         return ActDone(noun.as_json(gone), None)
+
+    return run
+
+
+def answering(act: Callable[[Admin, ActCall], Awaitable[Record]]) -> Run:
+    """The record that the act returns is answered, and stored so."""
+
+    async def run(admin: Admin, call: ActCall) -> ActDone:
+        record = await act(admin, call)
+        return ActDone(record.as_json(), record.as_json())
 
     return run

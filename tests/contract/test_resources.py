@@ -36,8 +36,11 @@ CHANGED = [one for one in RESOURCES if one.make or one.acts]
 DECLARED = {one.path for one in declared.RESOURCES}
 """Of the lists that are read from a declaration."""
 NEW = map("new-{}".format, itertools.count(1))
-NO_FILTERS = {"cursor", "limit", "order", "window", "group_by", "time_zone", "label", "end_user"}
-"""Parameters that do not say which rows there are; and labels, which need requests that have some."""
+NO_FILTERS = {
+    *("cursor", "limit", "order", "window", "group_by", "time_zone", "label", "end_user", "finding"),
+}
+"""Parameters that do not say which rows there are; labels, which need requests that have some; and findings
+of keys, which no field says."""
 WIDENED = {
     "slos": ("tenant",),
     **dict.fromkeys(("refusal counts", "calibration", "flow", "engine minutes", "usage"), ("from", "to")),

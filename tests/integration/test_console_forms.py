@@ -16,7 +16,6 @@ from litestar import Litestar
 from gateway.console.form_errors import CHANGED_MEANWHILE
 from gateway.console.pages.tenant_parts.acts import tag_of
 from tenants.admin.commands import KeyCreate, TenantChange, TenantCreate
-from tenants.admin.cursor import Page
 from tenants.directory.records import ApiKey, from_us
 from tenants.types import Tier
 from tests.integration.test_console import ACTOR, House, error_of, house_on
@@ -78,7 +77,7 @@ async def test_an_ended_session_leads_to_the_log_in_and_back_to_what_was_typed(h
         assert sent.status_code < 500, sent.text
         assert "This form cannot be taken" not in sent.text
         assert sent.headers.get("location", "").partition("?")[0] != "/console/log-in"
-    assert await house.admin.tenants.page() == Page([], None)
+    assert await house.admin.tenants.all() == []
 
 
 async def test_a_form_of_an_ended_session_is_sent_by_its_person_alone(house: House) -> None:
@@ -99,7 +98,7 @@ async def test_a_form_of_an_ended_session_is_sent_by_its_person_alone(house: Hou
     away = await house.browser().log_in("ada", unsent=forged)
     assert (away.status_code, away.headers["location"]) == (303, "/console")
     asked = await browser.http.post("/console/log-in", data=answers)
-    assert (await house.admin.tenants.page()).rows == []
+    assert await house.admin.tenants.all() == []
     made = await browser.http.post("/console/tenants", data=hidden(asked))
     assert (made.status_code, made.headers["location"]) == (303, "/console/tenants/acme?done=made")
     assert (await house.admin.tenants.show("acme")).tenant.weight == 2.0

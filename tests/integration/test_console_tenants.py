@@ -13,6 +13,7 @@ import pytest
 from gateway.console.form_errors import CHANGED_MEANWHILE
 from tenants.admin.commands import KeyCreate, ProjectCreate, TenantCreate
 from tenants.admin.transaction import etag_of
+from tenants.directory import queries
 from tenants.directory.records import from_us
 from tenants.nouns.limit import LimitOverride, LimitSet, limit_as_json
 from tenants.quota.projection import HOUR_US, WEEK_HOURS
@@ -282,7 +283,7 @@ async def test_keys_are_found_by_what_deserves_a_look(house: House) -> None:
     gone, _ = await admin.keys.create(ACTOR, KeyCreate(tenant="other", name="gone"))
     await admin.keys.revoke(ACTOR, gone.key_id)
     await admin.limits.set(ACTOR, LimitSet(tenant="other", meter="requests", window="day", amount=5))
-    by_name = {key.name: key for key in await admin.keys.all()}
+    by_name = {key.name: key for key in await admin.transactions.read(queries.keys_where)}
     uses = {"idle": now - 40 * 86_400, "used": now - 60}
     rows = [{"key_id": by_name[name].key_id, "last_us": round(at_s * 1e6)} for name, at_s in uses.items()]
     await house.deps.database.write(lambda connection: connection.execute(key_uses.insert(), rows))

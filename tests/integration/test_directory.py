@@ -14,7 +14,7 @@ from tenants.admin.commands import KeyCreate, ProjectCreate, TenantChange, Tenan
 from tenants.admin.transaction import Transactions
 from tenants.directory import queries
 from tenants.directory.directory import LOOK_AGAIN_EVERY_S, POLL_INTERVAL_S, Directory
-from tenants.directory.keys import new_key
+from tenants.directory.keys import new_secret
 from tenants.errors import DatabaseUnavailable, KeyRejected, PepperMismatch, SchemaMissing
 from tenants.nouns.limit import LimitSet
 from tenants.storage import tables
@@ -110,7 +110,7 @@ async def test_each_reason_for_a_refusal(admin: Admin, directory: Directory, pep
     key, secret = await admin.keys.create(ACTOR, KeyCreate(tenant="acme", project="blue", expires_in_s=60))
     await directory.refresh()
     assert reason(directory, "sk-123") == "malformed"
-    assert reason(directory, new_key(pepper).text) == "unknown"
+    assert reason(directory, new_secret(pepper).text) == "unknown"
     wrong = secret[:-1] + ("a" if secret[-1] != "a" else "b")
     assert reason(directory, wrong) == "unknown"
     assert directory.authenticate(secret, NOON_S + 59.999)

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from sqlalchemy import Connection
 
-from tenants.directory.keys import new_key
+from tenants.directory.keys import new_secret
 from tenants.storage.database import open_database
 from tenants.storage.tables.directory import key_secrets
 from tests.support.gateway_app import MODEL, PEPPER, gateway_app
@@ -85,7 +85,7 @@ async def test_what_clients_send_adds_no_series(sqlite_url: str, tmp_path: Path)
 def with_keys(connection: Connection, number: int) -> list[str]:
     """So many tenants, each with a key, in an empty database: an act for each would take long."""
     fill(connection, Sizes(requests=10, tenants=number, keys=number), now_us=time.time_ns() // 1000)
-    made = [new_key(PEPPER) for _ in range(number)]
+    made = [new_secret(PEPPER) for _ in range(number)]
     rows = [
         {"public_id": each.public_id, "key_id": f"key_{i}", "digest": each.digest, "created_us": 0}
         for i, each in enumerate(made, 1)

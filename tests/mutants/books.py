@@ -207,7 +207,7 @@ BOOKS_MUTATIONS = mutations_of(
             f"{APPLIED}::test_keys_that_a_file_cannot_name_are_left_out_and_said",
         ),
         (
-            "tenants/admin/drafts.py",
+            "tenants/nouns/key.py",
             "config: a key is changed to models beyond its tenant's",
             'check_models(owner, new.get("models"))',
             "check_models(owner, None)",

@@ -154,8 +154,8 @@ CONSOLE_MUTATIONS = mutations_of(
         (
             f"{PAGES}/hygiene.py",
             "tenants' pages: a member lists every tenant's keys",
-            "        only=own_tenants(visit_of(request).person),",
-            "        only=None,",
+            "only = own_tenants(visit_of(request).person)",
+            "only = None",
             MEMBER,
         ),
         (

@@ -66,8 +66,8 @@ DAILY = {"meter": "requests", "window": "day", "amount": 5}
 
 RESOURCES = (
     Resource(
-        "tenants", "/tenants", page="/console/tenants", file="/console/tenants.csv",
-        hostile=TENANT_NAME, show="/tenants/{id}",
+        "tenants", "/tenants", filters={"search": ("t1", "name")},
+        page="/console/tenants", file="/console/tenants.csv", hostile=TENANT_NAME, show="/tenants/{id}",
         make=Act("POST /tenants", "tenant.create", {"name": "{new}"}, ({"name": "<b>"}, "name"), False),
         acts=(
             Act("PATCH /tenants/{id}", "tenant.update", {"weight": 3}, ({"weight": -1}, "weight")),

@@ -14,7 +14,6 @@ from gateway.http.asgi import Request, headers_of
 from gateway.routes.context import admin_of, gateway_of, json_response
 from gateway.routes.openapi_fields import between, form
 from tenants.admin.audit import Actor
-from tenants.admin.commands import Withdrawal
 from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.admin.transaction import ANY, IfMatch, etag_of
 
@@ -40,7 +39,6 @@ CHANGE: dict[str, Any] = WRITE | {
     },
 }
 """For changes of an object that may exist."""
-WITHDRAW = CHANGE | {"body": Withdrawal, "body_is_optional": True}
 PAGED: dict[str, Any] = READ | {"parameters": {"limit": between(1, MAX_PAGE)}}
 
 

@@ -13,7 +13,6 @@ from gateway.routes.admin import (
     prices,
     slo,
     status,
-    tenants,
     upstreams,
 )
 from gateway.routes.admin.records import audit_log, webhooks
@@ -22,7 +21,6 @@ HANDLERS = [
     *status.HANDLERS,
     *ledger.HANDLERS,
     *policy.HANDLERS,
-    *tenants.HANDLERS,
     *audit_log.HANDLERS,
     *brakes.HANDLERS,
     *limits.HANDLERS,

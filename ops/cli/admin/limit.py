@@ -16,7 +16,7 @@ import msgspec
 from ops.cli.administer import actor, administer, named_list, named_one
 from ops.cli.base import answer, group
 from ops.cli.live import call, running_server
-from ops.cli.resource_commands import field_option
+from ops.cli.resource_options import field_option
 from ops.reporting import table
 from tenants.admin.cursor import MAX_PAGE
 from tenants.admin.limits import LimitView, newest_window

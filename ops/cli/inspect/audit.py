@@ -11,7 +11,8 @@ from ops.cli.base import answer, group, opened
 from ops.cli.inspect import audit_follow, audit_log, audit_verify
 from ops.cli.inspect.audit_log import signing_key, write_log
 from ops.cli.options import OUTPUT
-from ops.cli.resource_commands import add_to, filter_option
+from ops.cli.resource_commands import add_to
+from ops.cli.resource_options import filter_option
 from tenants.admin.cursor import MAX_PAGE
 from tenants.audit.accesses import Access
 from tenants.resources.reading import read_page

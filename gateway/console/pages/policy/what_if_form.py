@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 
 from gateway.domain.what_if import WhatIfAsked
-from tenants.admin import validation
 from tenants.config_file.base import ConfigInvalid
 from tenants.config_file.document import ConfigLimit
 from tenants.config_file.plan_limits import limit_in_file
 from tenants.errors import Invalid
+from tenants.nouns.tenant import checked_weight
 from tenants.types import Meter, Window
 
 FIELDS = (
@@ -121,7 +121,7 @@ def _tenant(field: str, name: str, tenants: Collection[str]) -> str:
 
 def _weight(text: str) -> float:
     try:
-        return validation.weight(float(text))
+        return checked_weight(float(text))
     except ValueError:
         raise Invalid("weights", f"{text!r} is not a number") from None
     except Invalid as error:

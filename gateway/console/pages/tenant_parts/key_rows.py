@@ -13,6 +13,7 @@ from gateway.routes.context import gateway_of
 from tenants.admin.lists.key_hygiene import EXPIRING_DAYS, IDLE_DAYS, KeyFinding, findings_of
 from tenants.directory.records import ApiKey, from_us, to_us
 from tenants.people.roles import Act
+from tenants.resources.keys import ListedKey
 from tenants.types import LimitMode
 
 FINDINGS = {
@@ -53,22 +54,21 @@ def row_of(
     }
 
 
-async def rows_of_keys(request: Request, keys: Sequence[ApiKey]) -> list[Row]:
+async def rows_of_keys(request: Request, listed: Sequence[ListedKey]) -> list[Row]:
     """The number of statements does not depend on the number of keys."""
-    deps = gateway_of(request).deps
+    deps, keys = gateway_of(request).deps, [row.key for row in listed]
     now = from_us(round(deps.wall_clock() * 1e6))
-    used = await deps.admin.keys.last_uses(keys)
     named = await deps.admin.with_names(key.as_json() for key in keys)
     shows_platform = visit_of(request).person.may(Act.READ_PLATFORM)
     paths = await paths_of(request, keys, shows_platform=shows_platform)
     return [
         row_of(
-            key,
-            used.get(key.key_id),
-            paths[key.key_id],
+            row.key,
+            row.last_used_at,
+            paths[row.key.key_id],
             now,
             tenant=names["tenant"],
             project=names["project"],
         )
-        for key, names in zip(keys, named, strict=True)
+        for row, names in zip(listed, named, strict=True)
     ]

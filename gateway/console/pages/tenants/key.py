@@ -21,6 +21,7 @@ from gateway.routes.context import admin_of, gateway_of
 from tenants.directory.records import ApiKey, Tenant, to_us
 from tenants.errors import NotFound
 from tenants.people.roles import Act
+from tenants.resources.keys import with_uses
 from tenants.resources.records.usage import UsageAsked, usage_page
 from tenants.types import Tier
 from tenants.usage.sums import AMOUNTS
@@ -98,7 +99,9 @@ async def _shown(
     request: Request, owner: Tenant, found: ApiKey, problem: FormProblem | None = None
 ) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
-    [row] = await rows_of_keys(request, [found])
+    transactions = deps.admin.transactions
+    listed = await transactions.read(lambda one: with_uses(one, [found], transactions.now_us()))
+    [row] = await rows_of_keys(request, listed)
     shows_platform = visit.person.may(Act.READ_PLATFORM)
     paths = await paths_of(request, [found], shows_platform=shows_platform)
     usage = await usage_page(deps.admin, UsageAsked(tenant=owner.tenant_id, key=found.key_id))

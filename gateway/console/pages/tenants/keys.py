@@ -27,10 +27,13 @@ from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.commands import KeyCreate
-from tenants.admin.keys import DEFAULT_SCOPES
-from tenants.admin.projects import DEFAULT_PROJECT
 from tenants.directory.records import ApiKey, Tenant
+from tenants.nouns.key import DEFAULT_SCOPES
+from tenants.nouns.project import DEFAULT_PROJECT, MAX_PROJECTS_PER_TENANT
 from tenants.people.roles import Act
+from tenants.resources.keys import KEYS, KeyQuery
+from tenants.resources.projects import PROJECTS, ProjectQuery
+from tenants.resources.reading import read_page
 
 PATH = f"{one.PATH}/keys"
 MOST_SHOWN = 50
@@ -89,10 +92,10 @@ async def _shown(
     request: Request, found: Tenant, typed: dict[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     visit, deps, here = visit_of(request), gateway_of(request).deps, f"{LIST}/{found.name}/keys"
-    listed = await deps.admin.keys.page(
-        found.tenant_id, cursor=request.query_params.get("cursor"), limit=MOST_SHOWN
-    )
-    projects = await deps.admin.projects.page(found.tenant_id, limit=200)
+    query, cursor = KeyQuery(tenant=found.tenant_id), request.query_params.get("cursor")
+    listed = await read_page(deps.admin, KEYS, query, cursor=cursor, limit=MOST_SHOWN)
+    all_of_it = ProjectQuery(tenant=found.tenant_id)
+    projects = await read_page(deps.admin, PROJECTS, all_of_it, limit=MAX_PROJECTS_PER_TENANT)
     return page_response(
         "tenants/keys.html",
         visit,

@@ -18,6 +18,8 @@ from gateway.routes.context import admin_of
 from tenants.admin.commands import ProjectCreate
 from tenants.directory.records import Tenant
 from tenants.people.roles import Act
+from tenants.resources.projects import PROJECTS, ProjectQuery
+from tenants.resources.reading import read_page
 
 PATH = f"{one.PATH}/projects"
 MOST_SHOWN = 100
@@ -49,9 +51,8 @@ async def _shown(
     request: Request, found: Tenant, typed: dict[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     visit, here = visit_of(request), f"{LIST}/{found.name}/projects"
-    listed = await admin_of(request).projects.page(
-        found.tenant_id, cursor=request.query_params.get("cursor"), limit=MOST_SHOWN
-    )
+    query, cursor = ProjectQuery(tenant=found.tenant_id), request.query_params.get("cursor")
+    listed = await read_page(admin_of(request), PROJECTS, query, cursor=cursor, limit=MOST_SHOWN)
     return page_response(
         "tenants/projects.html",
         visit,

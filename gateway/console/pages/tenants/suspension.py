@@ -18,33 +18,31 @@ OF_TENANT = one.PATH
 OF_PROJECT = f"{one.PATH}/projects/{{project:str}}"
 
 
-def effects(what: str, code: str, live: Unfinished, *, now: bool) -> list[str]:
-    running = (
-        "What runs ends now as well, charged for what it emitted." if now else "What runs goes on to its end."
+def _asked(request: Request, title: str, what: str, here: str, back: str, live: Unfinished) -> Response[str]:
+    """`now` in the address: running requests end, too."""
+    now, code = request.query_params.get("now") == "yes", f"{what.split()[1]}_suspended"
+    running = "ends now as well, charged for what it emitted" if now else "goes on to its end"
+    return confirm_page(
+        visit_of(request),
+        title=f"Suspend {title}" + (" and end what runs?" if now else "?"),
+        effects=[
+            f"All keys of {what} are refused from then on, in every gateway, with 403 {code}.",
+            f"Now there are {live.words} requests. What waits ends with 401, and its budget is given back.",
+            f"What runs {running}.",
+            "It can be undone: then the same keys work again.",
+        ],
+        action=f"{here}/suspend",
+        button="Suspend it",
+        back=back,
+        hidden={"now": "yes"} if now else {},
     )
-    return [
-        f"All keys of {what} are refused from then on, in every gateway, with 403 {code}.",
-        f"Now there are {live.words} requests. What waits ends with 401, and its budget is given back.",
-        running,
-        "It can be undone: then the same keys work again.",
-    ]
 
 
 @page(f"{OF_TENANT}/suspend", act=Act.CHANGE_TENANT)
 async def ask_tenant(request: Request, tenant: FromPath[str]) -> Response[str]:
-    """`now` in the address: running requests end, too."""
     owner = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
-    now = request.query_params.get("now") == "yes"
-    live = await in_flight(request, owner.tenant_id)
-    return confirm_page(
-        visit_of(request),
-        title=f"Suspend {owner.name}" + (" and end what runs?" if now else "?"),
-        effects=effects(f"the tenant {owner.name}", "tenant_suspended", live, now=now),
-        action=f"{LIST}/{owner.name}/suspend",
-        button="Suspend it",
-        back=f"{LIST}/{owner.name}",
-        hidden={"now": "yes"} if now else {},
-    )
+    live, here = await in_flight(request, owner.tenant_id), f"{LIST}/{owner.name}"
+    return _asked(request, owner.name, f"the tenant {owner.name}", here, here, live)
 
 
 @form(f"{OF_TENANT}/suspend", act=Act.CHANGE_TENANT)
@@ -66,17 +64,9 @@ async def resume_tenant(request: Request, tenant: FromPath[str]) -> Response[str
 async def ask_project(request: Request, tenant: FromPath[str], project: FromPath[str]) -> Response[str]:
     owner = await tenant_shown(request, tenant, Act.CHANGE_TENANT)
     shown = await admin_of(request).projects.show(project, owner.tenant_id)
-    now = request.query_params.get("now") == "yes"
     live = await in_flight(request, owner.tenant_id, project=shown.project_id)
-    return confirm_page(
-        visit_of(request),
-        title=f"Suspend the project {shown.name} of {owner.name}" + (" and end what runs?" if now else "?"),
-        effects=effects(f"the project {shown.name}", "project_suspended", live, now=now),
-        action=f"{LIST}/{owner.name}/projects/{shown.project_id}/suspend",
-        button="Suspend it",
-        back=f"{LIST}/{owner.name}/projects",
-        hidden={"now": "yes"} if now else {},
-    )
+    what, back = f"the project {shown.name}", f"{LIST}/{owner.name}/projects"
+    return _asked(request, f"{what} of {owner.name}", what, f"{back}/{shown.project_id}", back, live)
 
 
 @form(f"{OF_PROJECT}/suspend", act=Act.CHANGE_TENANT)

@@ -8,6 +8,7 @@ from gateway.console.access import form, own_tenants, page, visit_of
 from gateway.console.csv_file import FILE_ROWS, csv_list
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
+from gateway.console.pages.filters import Filters, filters_of
 from gateway.console.pages.tenant_parts.acts import done
 from gateway.console.pages.tenant_parts.tenant_form import (
     FIELDS,
@@ -17,20 +18,18 @@ from gateway.console.pages.tenant_parts.tenant_form import (
     errors_by_field,
 )
 from gateway.console.rendering import page_response
-from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of, gateway_of
 from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.directory.records import Tenant
 from tenants.people.roles import Act
+from tenants.resources.reading import read_page
+from tenants.resources.tenants import TENANTS, TenantQuery
 from tenants.types import OnLowBudget, Tier
 
 PATH = "/console/tenants"
 FILE = f"{PATH}.csv"
-COLUMNS = (
-    *("id", "name", "status", "weight", "default_tier", "tiers", "models", "on_low_budget"),
-    *("reserved_tokens_per_s", "reserved_tier", "labels", "created_at"),
-)
+FILTERS = ("search",)
 MOST_SHOWN = 50
 
 
@@ -52,46 +51,36 @@ async def new_tenant(request: Request) -> Response[str]:
 
 @page(FILE, act=Act.READ_TENANT)
 async def tenants_file(request: Request) -> Response[str]:
-    search = _search(request)
+    filters = filters_of(request, FILE, FILTERS)
 
     async def read(cursor: str | None) -> Page[dict[str, object]]:
-        page = await _found(request, cursor, MAX_PAGE)
+        page = await _found(request, filters, cursor, MAX_PAGE)
         return Page([row.as_json() for row in page.rows], page.next_cursor)
 
-    def link(cursor: str) -> str:
-        return with_query(FILE, {"search": search, "cursor": cursor})
-
-    return await csv_list("tenants", COLUMNS, read, request.query_params.get("cursor"), link)
-
-
-def _search(request: Request) -> str:
-    return str(request.query_params.get("search", "")).strip()
-
-
-async def _found(request: Request, cursor: str | None, limit: int) -> Page[Tenant]:
-    return await admin_of(request).tenants.page(
-        search=_search(request) or None,
-        only=own_tenants(visit_of(request).person),
-        cursor=cursor,
-        limit=limit,
+    return await csv_list(
+        "tenants", TENANTS.file, read, filters.cursor, lambda cursor: filters.link(cursor=cursor)
     )
+
+
+async def _found(request: Request, filters: Filters, cursor: str | None, limit: int) -> Page[Tenant]:
+    query, only = TenantQuery(search=filters.get("search")), own_tenants(visit_of(request).person)
+    return await read_page(admin_of(request), TENANTS, query, cursor=cursor, limit=limit, only=only)
 
 
 async def _shown(
     request: Request, typed: dict[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
-    visit, search = visit_of(request), _search(request)
-    page = await _found(request, request.query_params.get("cursor"), MOST_SHOWN)
-    following = {"search": search, "cursor": page.next_cursor or ""}
+    visit, filters = visit_of(request), filters_of(request, PATH, FILTERS)
+    page = await _found(request, filters, filters.cursor, MOST_SHOWN)
     return page_response(
         "tenants/tenants.html",
         visit,
         problem=problem,
         tenants=page.rows,
-        search=search,
-        next_page=with_query(PATH, following) if page.next_cursor else "",
-        first_page=with_query(PATH, {"search": search}) if "cursor" in request.query_params else "",
-        file=with_query(FILE, {"search": search}),
+        search=filters.values["search"],
+        next_page=filters.link(cursor=page.next_cursor) if page.next_cursor else "",
+        first_page=filters.link() if filters.cursor is not None else "",
+        file=filters.link(FILE),
         file_rows=FILE_ROWS,
         may_change=visit.person.may(Act.CHANGE_TENANT),
         tiers=list(Tier),

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tenants.admin.commands import KeyChange, TenantCreate
-from tenants.admin.drafts import new_tenant
 from tenants.admin.platform.policy import StoredPolicy
 from tenants.config_file import plan as planning
 from tenants.config_file.base import ConfigInvalid
@@ -19,6 +18,7 @@ from tenants.config_file.state import ConfigState, TenantState
 from tenants.config_file.steps import ConfigPlan
 from tenants.config_file.yaml_reader import read_file
 from tenants.directory.records import ApiKey, Project, from_us
+from tenants.nouns.tenant import new_tenant
 from tenants.pricing.pricing import DEFAULT_MULTIPLIERS, Price, PriceBook, PriceEntry, TokenWeights
 from tenants.resources.all import RESOURCES
 from tenants.types import Tier
@@ -38,7 +38,14 @@ EMPTY = ConfigState(1, 1_700_000_000_000_000)
 
 def key(name: str, **fields: object) -> ApiKey:
     scopes = frozenset({"inference"})
-    made = ApiKey(f"key_{name}", "ten_a", "prj_a", name, "", scopes, None, None, None, from_us(0), None, None)
+    made = ApiKey(
+        key_id=f"key_{name}",
+        tenant_id="ten_a",
+        project_id="prj_a",
+        name=name,
+        scopes=scopes,
+        created_at=from_us(0),
+    )
     return replace(made, **fields)  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ from tenants.directory.keys import (
     check_pepper,
     digest_key,
     fingerprint,
-    new_key,
+    new_secret,
     prefix_of,
     public_id_of,
     quote_secret,
@@ -20,7 +20,7 @@ PEPPER = b"0123456789abcdef"
 
 
 def test_a_key_has_the_documented_form() -> None:
-    key = new_key(PEPPER)
+    key = new_secret(PEPPER)
     live, kind, public_id, secret = key.text.split("_")
     assert (live, kind, public_id) == ("fg", "live", key.public_id)
     assert (len(public_id), len(secret)) == (12, 43)
@@ -29,12 +29,12 @@ def test_a_key_has_the_documented_form() -> None:
 
 
 def test_two_keys_are_never_alike() -> None:
-    keys = [new_key(PEPPER) for _ in range(200)]
+    keys = [new_secret(PEPPER) for _ in range(200)]
     assert len({key.text for key in keys}) == len({key.public_id for key in keys}) == 200
 
 
 def test_the_digest_depends_on_every_part_and_on_the_pepper() -> None:
-    key = new_key(PEPPER)
+    key = new_secret(PEPPER)
     assert key.digest == digest_key(PEPPER, key.text)
     assert len(key.digest) == 32
     last = "a" if key.text[-1] != "a" else "b"

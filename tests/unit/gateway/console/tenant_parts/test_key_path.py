@@ -13,9 +13,14 @@ from tenants.types import Limit, LimitMode, Meter, SubjectKind, Window
 from tests.support.quota import limit, on_platform
 
 KEY = ApiKey(
-    "key_1", "ten_a", "prj_1", "k", "fg_live_x", frozenset({"inference"}), None, None, None,
-    datetime(2026, 1, 1, tzinfo=UTC), None, None,
-)  # fmt: skip
+    key_id="key_1",
+    tenant_id="ten_a",
+    project_id="prj_1",
+    name="k",
+    prefix="fg_live_x",
+    scopes=frozenset({"inference"}),
+    created_at=datetime(2026, 1, 1, tzinfo=UTC),
+)
 OF_KEY = limit(Meter.REQUESTS, 50, window=Window.DAY, kind=SubjectKind.KEY, subject_id="key_1")
 OF_PROJECT = limit(Meter.REQUESTS, 60, window=Window.DAY, kind=SubjectKind.PROJECT, subject_id="prj_1")
 OF_TENANT = limit(Meter.TOTAL_TOKENS, 1_000, window=Window.DAY)
