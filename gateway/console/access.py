@@ -24,8 +24,8 @@ from gateway.http.client_address import client_of
 from gateway.routes.context import gateway_of
 from tenants.admin.audit import LINK, Actor
 from tenants.directory import queries
-from tenants.directory.records import Tenant
 from tenants.errors import NotFound
+from tenants.nouns.tenant import Tenant
 from tenants.people.person import Person
 from tenants.people.roles import Act
 from tenants.people.sessions import Session, csrf_token_of

@@ -31,9 +31,9 @@ from gateway.routes.context import admin_of
 from gateway.routes.resource_routes import given_in
 from gateway.routes.views.resource_rows import json_of
 from tenants.admin.cursor import MAX_PAGE, Page
-from tenants.directory.records import to_us
 from tenants.errors import PreconditionFailed
 from tenants.fields import command_of, fields_of
+from tenants.instants import to_us
 from tenants.resources import resource as declared
 from tenants.resources.reading import query_of, read_page
 from tenants.resources.resource import ActCall, Form, Json, Kind, Resource, ResourceAct

@@ -17,11 +17,11 @@ from gateway.requests.inputs import media
 from gateway.requests.parse import LEFT_OUT_PARTS, MAX_METADATA, ROLES
 from gateway.requests.schemas import RANGES, Range
 from gateway.requests.vectors import calls
-from tenants.admin import validation
 from tenants.admin.cursor import CURSOR, DEFAULT_PAGE, MAX_PAGE
 from tenants.admin.platform.brakes import BRAKED_TIERS, MAX_BRAKE_S
 from tenants.counts import refusal_store
 from tenants.fields import fields_of
+from tenants.nouns import checks
 from tenants.nouns.key import KeyChange
 from tenants.nouns.tenant import TenantChange
 from tenants.outbox.address import MAX_URL_CHARS, PORTS
@@ -65,14 +65,14 @@ def _range(bounds: Range) -> dict[str, Any]:
 
 _UNCONTROLLED = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")
 _NOT_BLANK = {"pattern": r"\S"}
-_REASON = {"maxLength": validation.MAX_REASON_CHARS}
+_REASON = {"maxLength": checks.MAX_REASON_CHARS}
 _INSTANT = {"format": "date-time"}
 PARAMETERS: dict[str, dict[str, Any]] = {
     "cursor": form(CURSOR),
     "since": _INSTANT,
     "tier": one_of(Tier),
     **dict.fromkeys(("tenant", "project", "key"), text(MOST[Kind.TENANT])),
-    "model": text(validation.MAX_MODEL_CHARS),
+    "model": text(checks.MAX_MODEL_CHARS),
     "request_id": text(refusal_store.MAX_ID_CHARACTERS),
     "replica": text(Filter().most),
     "end_user": {"maxLength": MAX_END_USER_CHARS},
@@ -97,11 +97,11 @@ FIELDS: dict[str, dict[str, Any]] = {name: _range(bounds) for name, bounds in RA
     "top_n": between(1),
     "EmbeddingRequest.truncate_prompt_tokens": between(-1),
     "RerankRequest.truncate_prompt_tokens": between(-1),
-    **dict.fromkeys(("ConfigTenant.name", "ConfigProject.name", "ConfigKey.name"), form(validation.NAME)),
+    **dict.fromkeys(("ConfigTenant.name", "ConfigProject.name", "ConfigKey.name"), form(checks.NAME)),
     "PersonInvite.name": {"minLength": 1} | form(re.compile(r"\S+"), MAX_NAME_CHARS),
     **dict.fromkeys(
         ("PriceSet.model", "ConfigPrice.model"),
-        _NOT_BLANK | {"maxLength": validation.MAX_MODEL_CHARS},
+        _NOT_BLANK | {"maxLength": checks.MAX_MODEL_CHARS},
     ),
     "reason": _REASON,
     "LedgerAdjust.reason": _REASON | _NOT_BLANK,

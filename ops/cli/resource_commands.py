@@ -15,7 +15,7 @@ from ops.cli.resource_options import command_parameters, filter_option, values_o
 from ops.reporting import table
 from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.audit.field_changes import words
-from tenants.directory.records import from_us
+from tenants.instants import from_us
 from tenants.resources.reading import query_of, read_all, read_page
 from tenants.resources.resource import (
     NONE,

@@ -13,9 +13,10 @@ from ops.serving import datadir
 from ops.settings.settings import Settings
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
-from tenants.admin.commands import KeyCreate, TenantCreate
 from tenants.admin.transaction import Transactions
+from tenants.nouns.key import KeyCreate
 from tenants.nouns.limit import LimitSet
+from tenants.nouns.tenant import TenantCreate
 from tenants.storage.database import open_database
 from tenants.types import Meter, Tier
 

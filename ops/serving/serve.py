@@ -40,8 +40,9 @@ from ops.serving.supervisor import EngineStartFailed
 from ops.settings.settings import BadSetting, Settings
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
-from tenants.admin.commands import KeyCreate, TenantCreate
 from tenants.errors import DatabaseUnavailable, NotWritten, TenancyError
+from tenants.nouns.key import KeyCreate
+from tenants.nouns.tenant import TenantCreate
 from tenants.people.person import link_path
 from tenants.quota.store import QuotaStoreUnavailable
 from tenants.types import SCOPES, Tier

@@ -16,8 +16,8 @@ from sqlalchemy import Connection
 
 from tenants.audit import persons, store
 from tenants.audit.accesses import OTHERS, SEVERAL, MergedAccess
-from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
+from tenants.instants import from_us
 from tenants.people.rows import find_person
 
 MAX_TEXT = 128

@@ -1,17 +1,10 @@
 """Commands of admin acts, one struct each: shared by HTTP body, command line and method.
 
-Types only; `validation.py` checks ranges and rules between fields. None: not given."""
+Types only; the acts check ranges and rules between fields. None: not given."""
 
 from __future__ import annotations
 
 import msgspec
-
-from tenants.nouns.key import KeyChange as KeyChange
-from tenants.nouns.key import KeyCreate as KeyCreate
-from tenants.nouns.project import ProjectCreate as ProjectCreate
-from tenants.nouns.tenant import TenantChange as TenantChange
-from tenants.nouns.tenant import TenantCreate as TenantCreate
-from tenants.nouns.tenant import Withdrawal as Withdrawal
 
 
 class PriceSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

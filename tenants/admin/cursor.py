@@ -14,8 +14,8 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 from sqlalchemy import ColumnElement, literal, tuple_
 
-from tenants.admin import validation
 from tenants.errors import Invalid
+from tenants.nouns import checks
 
 T = TypeVar("T")
 
@@ -94,7 +94,7 @@ def given(filters: Mapping[str, Any]) -> dict[str, Any]:
 
 def checked_limit(limit: int) -> int:
     """Raises `Invalid`."""
-    return validation.whole(limit, MAX_PAGE, least=1, field="limit")
+    return checks.whole(limit, MAX_PAGE, least=1, field="limit")
 
 
 def page_of(

@@ -9,17 +9,17 @@ from typing import Any
 from msgspec.structs import replace
 from sqlalchemy import Connection
 
-from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import LedgerAdjust
 from tenants.admin.transaction import AdminActs, Change
 from tenants.directory import queries
-from tenants.directory.records import from_us
 from tenants.errors import EpochEnded, Invalid, NotFound
+from tenants.instants import from_us
 from tenants.ledger import ledger
 from tenants.ledger.digests import LedgerDigests, LedgerVerdict, verify_digests
 from tenants.ledger.price_check import PriceVerdict, verify_prices
 from tenants.ledger.rows import LedgerRow, in_doubt
+from tenants.nouns import checks
 from tenants.quota import rules
 from tenants.quota.store import QuotaStore, QuotaStoreUnavailable
 from tenants.types import NOTHING, Amounts, Limit
@@ -62,7 +62,7 @@ class LedgerActs(AdminActs):
     ) -> GivenBack:
         """Repeatable; the bill stays. `quota_store` None: counters are filled from the ledger later. Raises
         `NotFound`, `Invalid`, `QuotaStoreUnavailable`, `DatabaseUnavailable`."""
-        reason = validation.reason(wanted.reason)
+        reason = checks.reason(wanted.reason)
         epoch = "" if quota_store is None else quota_store.epoch
 
         def change(connection: Connection, now_us: int) -> Change[GivenBack]:

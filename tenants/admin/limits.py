@@ -14,7 +14,6 @@ from tenants.admin.audit import Actor
 from tenants.admin.transaction import AdminActs, Change, IfMatch
 from tenants.directory import queries
 from tenants.directory.keys import new_id
-from tenants.directory.records import Tenant
 from tenants.errors import Invalid, NotFound
 from tenants.nouns.limit import IN_FORCE, LimitOverride, LimitSet, limit_as_json
 from tenants.nouns.limit_checks import (
@@ -24,6 +23,7 @@ from tenants.nouns.limit_checks import (
     override_columns,
     override_rate_milli,
 )
+from tenants.nouns.tenant import Tenant
 from tenants.quota import alerts as limit_events
 from tenants.quota.alerts import LimitEvent
 from tenants.storage import tables

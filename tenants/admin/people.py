@@ -11,7 +11,6 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, update
 
-from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.cursor import DEFAULT_PAGE, Page, Text, beyond, checked_limit, decode_cursor, page_of
 from tenants.admin.transaction import AdminActs, Change, IfMatch
@@ -19,6 +18,7 @@ from tenants.audit import persons, store
 from tenants.directory import queries
 from tenants.directory.keys import new_id
 from tenants.errors import Invalid, LogInRefused, NotFound
+from tenants.nouns import checks
 from tenants.people import rows
 from tenants.people.person import (
     LINK_S,
@@ -52,7 +52,7 @@ class PeopleActs(AdminActs):
 
     async def invite(self, actor: Actor | str, wanted: PersonInvite) -> tuple[Person, str]:
         """Returns the person with the token of a link to set a password."""
-        name, role = person_name(wanted.name), validation.choice("role", Role, wanted.role)
+        name, role = person_name(wanted.name), checks.choice("role", Role, wanted.role)
         token = new_secret()
 
         def change(connection: Connection, now_us: int) -> Change[Person]:
@@ -68,7 +68,7 @@ class PeopleActs(AdminActs):
         """Changes the role, or a member's tenants, by id or name. Without a difference no session ends."""
 
         def edit(connection: Connection, before: Person) -> Person:
-            role = before.role if wanted.role is None else validation.choice("role", Role, wanted.role)
+            role = before.role if wanted.role is None else checks.choice("role", Role, wanted.role)
             if wanted.role is None and wanted.tenants is None:
                 raise Invalid("role", "say what changes: role or tenants")
             wanted_tenants: Iterable[str] | None = wanted.tenants

@@ -11,7 +11,6 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, and_, insert, or_, select
 
-from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import PriceSet
 from tenants.admin.cursor import (
@@ -25,8 +24,9 @@ from tenants.admin.cursor import (
 )
 from tenants.admin.transaction import AdminActs, Change, IfMatch
 from tenants.directory import queries
-from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
+from tenants.instants import from_us
+from tenants.nouns import checks
 from tenants.pricing.pricing import FREE, Price, PriceBook, PriceEntry, TokenWeights
 from tenants.storage import tables
 from tenants.types import Tier
@@ -58,8 +58,8 @@ class PriceActs(AdminActs):
     async def set(self, actor: Actor | str, wanted: PriceSet, *, if_match: IfMatch = None) -> list[PriceRow]:
         """Makes a new version of the book, unless nothing changes; earlier reservations keep theirs. `tier`
         None: in all tiers. Returns the model's rows now."""
-        model = validation.model("model", wanted.model)
-        tiers = list(Tier) if wanted.tier is None else [validation.choice("tier", Tier, wanted.tier)]
+        model = checks.model("model", wanted.model)
+        tiers = list(Tier) if wanted.tier is None else [checks.choice("tier", Tier, wanted.tier)]
 
         def act(connection: Connection, now_us: int) -> Change[list[PriceRow]]:
             book = queries.price_book(connection)
@@ -112,7 +112,7 @@ class PriceActs(AdminActs):
     ) -> Page[PriceRow]:
         """Every version's rows of one model, newest first. Raises `Invalid`, `NotFound`."""
         most, filters = checked_limit(limit), {"model": model}
-        validation.plain_text("model", model)
+        checks.plain_text("model", model)
         table = tables.prices
         key = tuple[Number, Text]
         last = None if cursor is None else decode_cursor("price history", filters, cursor, key)

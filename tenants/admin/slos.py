@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.table_noun import TableNoun
 from tenants.admin.transaction import AdminActs, IfMatch
 from tenants.directory import queries
+from tenants.nouns import checks
 from tenants.slo import store as slo_store
 from tenants.slo.slo import DAY_S, PERIOD_DAYS, SPAN_S, Missed, SloReport, SloTally, burning
 from tenants.slo.target import METRICS, Slo, SloSet, as_row, draft_of, of_row
@@ -41,7 +41,7 @@ class SloActs(AdminActs):
 
     async def report(self, tenant: str | None = None, tier: str | None = None) -> list[SloReport]:
         """How each target was met for each tenant that sent requests, over the period."""
-        wanted_tier = None if tier is None else validation.choice("tier", Tier, tier)
+        wanted_tier = None if tier is None else checks.choice("tier", Tier, tier)
         now_s = self._transactions.clock()
 
         def look(connection: Connection) -> list[SloReport]:
@@ -92,7 +92,7 @@ class SloActs(AdminActs):
         self, tenant: str | None = None, tier: str | None = None
     ) -> dict[int, dict[str, int]]:
         """Misses by cause and day of the period (its start, Unix seconds), also of removed targets."""
-        wanted_tier = None if tier is None else validation.choice("tier", Tier, tier).value
+        wanted_tier = None if tier is None else checks.choice("tier", Tier, tier).value
         since_s = int(self._transactions.clock()) - (PERIOD_DAYS + 1) * DAY_S + 1
 
         def look(connection: Connection) -> dict[int, dict[str, int]]:

@@ -19,8 +19,8 @@ from tenants.admin.cursor import DEFAULT_PAGE, Page, Text, beyond, checked_limit
 from tenants.admin.transaction import AdminActs, Change
 from tenants.directory import queries
 from tenants.directory.keys import PEPPER_SETTING, fingerprint, new_id
-from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound, PepperMismatch
+from tenants.instants import from_us
 from tenants.outbox import incidents as incident_store
 from tenants.outbox import outbox as store
 from tenants.outbox.address import target_of

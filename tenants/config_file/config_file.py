@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
-from tenants.admin.commands import KeyChange, KeyCreate, PriceSet, ProjectCreate, TenantChange, TenantCreate
+from tenants.admin.commands import PriceSet
 from tenants.admin.transaction import IfMatch, require_match
 from tenants.config_file.base import ConfigInvalid
 from tenants.config_file.document import Configuration
@@ -22,7 +22,10 @@ from tenants.config_file.state import ConfigState, read_state
 from tenants.config_file.steps import ConfigPlan, ConfigStep, PolicyMove, standing_at, stored
 from tenants.directory import queries
 from tenants.errors import AlreadyExists, NotFound, PreconditionFailed
+from tenants.nouns.key import KeyChange, KeyCreate
 from tenants.nouns.limit import LimitSet
+from tenants.nouns.project import ProjectCreate
+from tenants.nouns.tenant import TenantChange, TenantCreate
 from tenants.resources.resource import ActCall, ResourceAct
 from tenants.storage.database import Database
 

@@ -39,8 +39,8 @@ from tenants.config_file.state import (
     SubjectName,
     TenantState,
 )
-from tenants.directory.records import tier_names
 from tenants.nouns.limit import terms_of
+from tenants.nouns.tenant import tier_names
 from tenants.pricing.pricing import PriceBook
 from tenants.types import Limit, Tier
 

@@ -7,14 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from tenants.admin import validation
-from tenants.admin.commands import KeyChange, KeyCreate
 from tenants.config_file.base import ConfigInvalid, Place
 from tenants.config_file.document import NEVER, OF_TENANT, ConfigKey
 from tenants.config_file.state import TenantState
 from tenants.config_file.steps import ConfigStep, NamedOnce, differences, standing_at
-from tenants.directory.records import ApiKey, from_us, tier_names, to_us
-from tenants.nouns.key import DEFAULT_SCOPES, changed_key, check_within, chosen_tiers
+from tenants.instants import from_us, to_us
+from tenants.nouns import checks
+from tenants.nouns.key import (
+    DEFAULT_SCOPES,
+    ApiKey,
+    KeyChange,
+    KeyCreate,
+    changed_key,
+    check_within,
+    chosen_tiers,
+    expires_us,
+    networks,
+    scopes,
+)
+from tenants.nouns.tenant import tier_names
 from tenants.types import Tier
 
 
@@ -27,7 +38,7 @@ def key_steps(
         at, what = (*place, number), f"{tenant}: key {part.name}"
         seen.add(part.name, f"key {part.name!r}", at)
         with standing_at(at):
-            validation.name("name", part.name)
+            checks.name("name", part.name)
         same_name = there.keys_called(part.name)
         if len(same_name) > 1:
             raise ConfigInvalid(
@@ -58,17 +69,17 @@ def key_steps(
 def ended(wanted: Sequence[ConfigKey], now_us: int) -> Iterator[str]:
     """Names of the keys whose end in the file has passed."""
     for part in wanted:
-        if part.expires not in (None, NEVER) and to_us(validation.instant("expires", part.expires)) <= now_us:
+        if part.expires not in (None, NEVER) and to_us(checks.instant("expires", part.expires)) <= now_us:
             yield part.name
 
 
 def _draft(part: ConfigKey, there: TenantState) -> ApiKey:
     """The new key. Raises `Invalid`."""
     tiers = chosen_tiers(None if isinstance(part.tiers, str) else part.tiers)
-    models = None if isinstance(part.models, str) else validation.models(part.models)
+    models = None if isinstance(part.models, str) else checks.models(part.models)
     default = None
     if part.default_tier not in (None, OF_TENANT):
-        default = validation.choice("default_tier", Tier, part.default_tier)
+        default = checks.choice("default_tier", Tier, part.default_tier)
     check_within(there.tenant, models, tiers, default)
     return ApiKey(
         key_id="",
@@ -76,21 +87,21 @@ def _draft(part: ConfigKey, there: TenantState) -> ApiKey:
         project_id="",
         name=part.name,
         prefix="",
-        scopes=validation.scopes(DEFAULT_SCOPES if part.scopes is None else part.scopes),
+        scopes=scopes(DEFAULT_SCOPES if part.scopes is None else part.scopes),
         models=models,
         tiers=tiers,
         default_tier=default,
         created_at=from_us(0),
-        expires_at=None if part.expires in (None, NEVER) else validation.instant("expires", part.expires),
+        expires_at=None if part.expires in (None, NEVER) else checks.instant("expires", part.expires),
         revoked_at=None,
-        allow_from=validation.networks(part.allow_from),
+        allow_from=networks(part.allow_from),
     )
 
 
 def _creation(part: ConfigKey, draft: ApiKey, now_us: int, what: str, at: Place, tenant: str) -> ConfigStep:
     if draft.expires_at is not None:
         with standing_at(at):
-            validation.expires_us(now_us, to_us(draft.expires_at), None)
+            expires_us(now_us, to_us(draft.expires_at), None)
     command = KeyCreate(
         tenant=tenant,
         project=part.project,

@@ -7,12 +7,12 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
-from tenants.admin import validation
 from tenants.admin.commands import PriceSet
 from tenants.admin.prices import changed, entry_columns
 from tenants.config_file.base import Place
 from tenants.config_file.document import ConfigPrice
 from tenants.config_file.steps import ConfigStep, NamedOnce, differences, standing_at
+from tenants.nouns import checks
 from tenants.pricing.pricing import PriceBook, PriceEntry
 from tenants.types import Tier
 
@@ -28,8 +28,8 @@ def price_steps(
     for number, part in enumerate(wanted):
         at = (*place, number)
         with standing_at(at):
-            model = validation.model("model", part.model)
-            tier = None if part.tier is None else validation.choice("tier", Tier, part.tier)
+            model = checks.model("model", part.model)
+            tier = None if part.tier is None else checks.choice("tier", Tier, part.tier)
         seen.add((model, tier), f"model {model!r} in {'all tiers' if tier is None else f'tier {tier}'}", at)
         models.setdefault(model, {})[tier] = part, at
     for model, parts in models.items():

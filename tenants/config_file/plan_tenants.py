@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tenants.admin import validation
-from tenants.admin.commands import ProjectCreate, TenantChange, TenantCreate
 from tenants.config_file.base import ConfigInvalid, Place
 from tenants.config_file.document import ConfigProject, ConfigTenant
 from tenants.config_file.parts import Resources, documents, part_steps
@@ -14,9 +12,10 @@ from tenants.config_file.plan_keys import ended, key_steps
 from tenants.config_file.plan_limits import limit_steps, name_of
 from tenants.config_file.state import TenantState
 from tenants.config_file.steps import ConfigStep, NamedOnce, differences, standing_at
-from tenants.directory.records import Project, Tenant, from_us
-from tenants.nouns.project import DEFAULT_PROJECT
-from tenants.nouns.tenant import changed_tenant, new_tenant
+from tenants.instants import from_us
+from tenants.nouns import checks
+from tenants.nouns.project import DEFAULT_PROJECT, Project, ProjectCreate
+from tenants.nouns.tenant import Tenant, TenantChange, TenantCreate, changed_tenant, new_tenant
 
 FIELDS = (
     *("weight", "tier", "tiers", "on_low_budget", "reserved_tokens_per_s", "reserved_tier", "models"),
@@ -94,7 +93,7 @@ def _models(wanted: list[str] | str) -> list[str]:
     """As the act takes them: an empty list is all. Raises `Invalid` for an empty list of the file."""
     if isinstance(wanted, str):
         return []
-    validation.models(wanted)
+    checks.models(wanted)
     return wanted
 
 
@@ -134,7 +133,7 @@ def _project_steps(
         project = there.get(part.name)
         if project is None:
             with standing_at(at):
-                validation.name("name", part.name)
+                checks.name("name", part.name)
             project = _project(part.name)
             command = ProjectCreate(tenant=tenant, name=part.name)
             changes = differences(None, project.as_json())

@@ -12,7 +12,10 @@ from sqlalchemy import Connection
 from tenants.admin.platform.policy import StoredPolicy, read_policy
 from tenants.config_file.parts import Resources
 from tenants.directory import queries
-from tenants.directory.records import ApiKey, Project, Tenant, to_us
+from tenants.instants import to_us
+from tenants.nouns.key import ApiKey
+from tenants.nouns.project import Project
+from tenants.nouns.tenant import Tenant
 from tenants.pricing.pricing import PriceBook
 from tenants.storage import tables
 from tenants.types import Limit, SubjectKind

@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import Connection, delete, select
 from sqlalchemy.sql import ColumnElement
 
-from tenants.directory.records import from_us
+from tenants.instants import from_us
 from tenants.storage.database import Database
 from tenants.storage.tables import control_moves
 from tenants.storage.upserts import insert

@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import Connection, delete, select
 from sqlalchemy.sql import ColumnElement
 
-from tenants.directory.records import from_us
+from tenants.instants import from_us
 from tenants.storage import flushes
 from tenants.storage.database import Database
 from tenants.storage.flushes import Flush

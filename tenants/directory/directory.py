@@ -19,8 +19,11 @@ from sqlalchemy import Connection
 
 from tenants.directory import queries
 from tenants.directory.keys import PEPPER_SETTING, check_pepper, digest_key, fingerprint, public_id_of
-from tenants.directory.records import ApiKey, Project, Tenant, to_us
 from tenants.errors import DatabaseUnavailable, KeyReason, KeyRejected, PepperMismatch
+from tenants.instants import to_us
+from tenants.nouns.key import ApiKey
+from tenants.nouns.project import Project
+from tenants.nouns.tenant import Tenant
 from tenants.pricing.pricing import PriceBook
 from tenants.storage import tables
 from tenants.storage.database import Database

@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Connection, func, insert, select, text, update
 
 from tenants.directory import queries
-from tenants.directory.records import from_us, to_us
 from tenants.errors import EpochEnded, Invalid
+from tenants.instants import from_us, to_us
 from tenants.ledger import counter_sets, replay
 from tenants.ledger.batch_insert import insert_rows, insert_sets
 from tenants.ledger.rows import (

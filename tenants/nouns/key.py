@@ -183,23 +183,19 @@ def _checked(wanted: KeyChange, emptied: tuple[str, ...] = ()) -> dict[str, Any]
 
 
 def _end_of(wanted: KeyChange, now_us: int) -> datetime | None:
-    end_us = end_of_key_us(now_us, wanted.expires, wanted.expires_in_s)
-    return None if end_us is None else from_us(end_us)
+    """An instant, or so many seconds from now; None: no end."""
+    if wanted.expires_in_s is not None:
+        checks.seconds("expires_in_s", wanted.expires_in_s, MAX_EXPIRY_S, least=1)
+    elif wanted.expires == "":
+        return None
+    end_us = None if wanted.expires is None else to_us(checks.instant("expires", wanted.expires))
+    at_us = expires_us(now_us, end_us, wanted.expires_in_s)
+    return None if at_us is None else from_us(at_us)
 
 
 def chosen_tiers(wanted: Iterable[str] | None) -> frozenset[Tier] | None:
     """None: those of its tenant."""
     return None if wanted is None else frozenset(checks.choice("tiers", Tier, tier) for tier in wanted)
-
-
-def end_of_key_us(now_us: int, expires: str | None, expires_in_s: float | None) -> int | None:
-    """An instant, or so many seconds from now; None or empty: no end."""
-    if expires_in_s is not None:
-        checks.seconds("expires_in_s", expires_in_s, MAX_EXPIRY_S, least=1)
-    if expires == "" and expires_in_s is None:
-        return None
-    end_us = None if expires is None else to_us(checks.instant("expires", expires))
-    return expires_us(now_us, end_us, expires_in_s)
 
 
 def scopes(values: Iterable[str]) -> frozenset[str]:

@@ -14,7 +14,7 @@ from sqlalchemy.sql import ColumnElement
 
 from tenants.directory import queries
 from tenants.directory.keys import new_id
-from tenants.directory.records import from_us
+from tenants.instants import from_us
 from tenants.outbox.kinds import CHECKPOINT
 from tenants.outbox.outbox import OutboxEvent, put
 from tenants.outbox.transitions import (

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, delete, exists, insert, select, update
 from sqlalchemy.sql import ColumnElement
 
 from tenants.directory.keys import new_id
-from tenants.directory.records import from_us
+from tenants.instants import from_us
 from tenants.storage.tables import outbox, outbox_head, webhooks
 
 MAX_PENDING = 1_000

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tenants.directory.records import from_us
+from tenants.instants import from_us
 from tenants.outbox.kinds import BY_SUBJECT, AlertKind, Severity
 
 MAX_ABOUT_CHARS = 160

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from tenants.directory.records import from_us
 from tenants.errors import Invalid
+from tenants.instants import from_us
 from tenants.people.roles import Act, Role, may
 
 MAX_NAME_CHARS = 120

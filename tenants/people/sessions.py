@@ -12,7 +12,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from tenants.directory.records import from_us
+from tenants.instants import from_us
 from tenants.people.person import Person
 
 SECRET_CHARS = 43

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, case, delete, select
 
 from tenants.directory import queries
-from tenants.directory.records import from_us
+from tenants.instants import from_us
 from tenants.quota.store import Granted, LimitState
 from tenants.storage.database import Database
 from tenants.storage.tables import limit_events, limits

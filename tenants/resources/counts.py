@@ -17,7 +17,7 @@ from tenants.counts.refusal_store import (
     MAX_ID_CHARACTERS,
     MAX_MODEL_CHARACTERS,
 )
-from tenants.directory.records import from_us
+from tenants.instants import from_us
 from tenants.people.roles import Act
 from tenants.resources.reading import TIMES, conditions_of, span_of
 from tenants.resources.resource import Filter, Form, Json, Kind, ListQuery, PageRequest, Resource, Shown

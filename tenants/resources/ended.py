@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, TextClause, and_, 
 from tenants.admin.cursor import PAGES, SHORT_PAGES, SortKey, beyond
 from tenants.admin.lists.scans import MOST_SCANNED, end_of_scan
 from tenants.directory import queries
-from tenants.directory.records import from_us
+from tenants.instants import from_us
 from tenants.outcomes import Cause, RequestOutcome
 from tenants.people.roles import Act
 from tenants.resources.reading import TIMES, Conditions, conditions_of, times_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 from sqlalchemy import Connection
@@ -48,6 +49,7 @@ def _suspended(project: Mapping[str, Any]) -> str:
     return f"{name} suspended: its keys open nothing any more; {running}"
 
 
+_act = partial(ResourceAct, scope="admin:write", act=Act.CHANGE_TENANT)
 REFERENCE = "`project` is its id, or with `tenant` its name."
 PROJECTS = Resource(
     name="project",
@@ -74,14 +76,12 @@ PROJECTS = Resource(
         Shown("id", "Id"),
     ),
     acts=(
-        ResourceAct(
+        _act(
             "project.create",
             answering(lambda admin, call: admin.projects.create(call.actor, call.command)),
             command=ProjectCreate,
             status=201,
             takes_condition=False,
-            scope="admin:write",
-            act=Act.CHANGE_TENANT,
             summary="Create a project",
             command_help="""Creates a project.
 
@@ -92,7 +92,7 @@ PROJECTS = Resource(
     """,
             words=lambda made: f"project {made['name']} of {made['tenant']} created ({made['id']})",
         ),
-        ResourceAct(
+        _act(
             "project.suspend",
             answering(
                 lambda admin, call: admin.projects.suspend(
@@ -102,8 +102,6 @@ PROJECTS = Resource(
             command=Withdrawal,
             is_body_optional=True,
             path="/{reference}/suspend",
-            scope="admin:write",
-            act=Act.CHANGE_TENANT,
             summary="Suspend a project",
             description=f"{REFERENCE} Its keys are refused with 403 `project_suspended`; waiting and running"
             " requests as of a tenant.",
@@ -117,7 +115,7 @@ PROJECTS = Resource(
     """,
             words=_suspended,
         ),
-        ResourceAct(
+        _act(
             "project.resume",
             answering(
                 lambda admin, call: admin.projects.resume(
@@ -125,8 +123,6 @@ PROJECTS = Resource(
                 )
             ),
             path="/{reference}/resume",
-            scope="admin:write",
-            act=Act.CHANGE_TENANT,
             summary="Undo a project's suspension",
             description=REFERENCE,
             command_help="""Undoes a suspension.

@@ -9,7 +9,6 @@ import msgspec
 from sqlalchemy import Connection
 from sqlalchemy.sql import ColumnElement
 
-from tenants.admin import validation
 from tenants.admin.admin import Admin
 from tenants.admin.cursor import (
     DEFAULT_PAGE,
@@ -25,8 +24,9 @@ from tenants.admin.cursor import (
 )
 from tenants.admin.lists.scans import between, end_of_scan
 from tenants.directory import queries
-from tenants.directory.records import to_us
 from tenants.errors import Invalid
+from tenants.instants import to_us
+from tenants.nouns import checks
 from tenants.resources.resource import Kind, ListQuery, NamedFilter, PageRequest, Resource, filters_of
 
 R = TypeVar("R")
@@ -110,7 +110,7 @@ def _check(one: NamedFilter, value: Any) -> None:
             if word not in one.filter.choices:
                 raise Invalid(one.name, f"{word[:40]!r} is not one of {', '.join(one.filter.choices)}")
     if one.filter.kind in (Kind.TEXT, Kind.TENANT, Kind.PROJECT, Kind.KEY, Kind.REQUEST):
-        validation.plain_text(one.name, value, one.filter.most)
+        checks.plain_text(one.name, value, one.filter.most)
 
 
 def conditions_of(connection: Connection, request: PageRequest) -> Conditions:
@@ -158,8 +158,8 @@ def span_of(request: PageRequest, usual_us: int, longest_us: int) -> tuple[int, 
     """The first microsecond of the query's time and the one after the last. `usual_us`: how long it is where
     `since` is not given. Raises `Invalid`."""
     since, until = request.query.since, request.query.until
-    until_us = request.now_us + 1 if until is None else to_us(validation.instant("to", until))
-    since_us = until_us - usual_us if since is None else to_us(validation.instant("from", since))
+    until_us = request.now_us + 1 if until is None else to_us(checks.instant("to", until))
+    since_us = until_us - usual_us if since is None else to_us(checks.instant("from", since))
     if since_us >= until_us:
         raise Invalid("from", "must lie before 'to': as it is, nothing can match")
     if until_us - since_us > longest_us + 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 from sqlalchemy import Connection, func
@@ -40,6 +41,7 @@ def _read(connection: Connection, request: PageRequest) -> tuple[list[Tenant], S
     return queries.tenants_where(connection, *wanted, most=request.most), None
 
 
+_act = partial(ResourceAct, scope="admin:write", act=Act.CHANGE_TENANT)
 TENANTS = Resource[Any](
     name="tenant",
     plural="tenants",
@@ -69,14 +71,12 @@ TENANTS = Resource[Any](
         *("reserved_tokens_per_s", "reserved_tier", "labels", "created_at"),
     ),
     acts=(
-        ResourceAct(
+        _act(
             "tenant.create",
             answering(lambda admin, call: admin.tenants.create(call.actor, call.command)),
             command=TenantCreate,
             status=201,
             takes_condition=False,
-            scope="admin:write",
-            act=Act.CHANGE_TENANT,
             summary="Create a tenant",
             command_help="""Creates a tenant.
 
@@ -90,7 +90,7 @@ TENANTS = Resource[Any](
     """,
             words=lambda tenant: f"tenant {tenant['name']} created ({tenant['id']})",
         ),
-        ResourceAct(
+        _act(
             "tenant.update",
             answering(
                 lambda admin, call: admin.tenants.update(
@@ -100,8 +100,6 @@ TENANTS = Resource[Any](
             command=TenantChange,
             method="PATCH",
             path="/{reference}",
-            scope="admin:write",
-            act=Act.CHANGE_TENANT,
             summary="Change a tenant",
             description="What is not named stays as it is.",
             command_verb="set",
@@ -114,7 +112,7 @@ TENANTS = Resource[Any](
     """,
             words=lambda tenant: f"tenant {tenant['name']} changed",
         ),
-        ResourceAct(
+        _act(
             "tenant.suspend",
             answering(
                 lambda admin, call: admin.tenants.suspend(
@@ -124,8 +122,6 @@ TENANTS = Resource[Any](
             command=Withdrawal,
             is_body_optional=True,
             path="/{reference}/suspend",
-            scope="admin:write",
-            act=Act.CHANGE_TENANT,
             summary="Suspend a tenant",
             description="Its keys are refused with 403 `tenant_suspended`, and its waiting requests end with"
             " 401 and are refunded. Running ones go on to their end, or with `now` end as well, charged for"
@@ -139,14 +135,12 @@ TENANTS = Resource[Any](
     """,
             words=lambda tenant: f"tenant {tenant['name']} suspended",
         ),
-        ResourceAct(
+        _act(
             "tenant.resume",
             answering(
                 lambda admin, call: admin.tenants.resume(call.actor, call.reference, if_match=call.if_match)
             ),
             path="/{reference}/resume",
-            scope="admin:write",
-            act=Act.CHANGE_TENANT,
             summary="Undo a suspension",
             command_help="""Undoes a suspension.
 

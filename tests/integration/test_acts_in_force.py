@@ -19,12 +19,13 @@ from gateway.budget.holds import BudgetDenied
 from gateway.pools.pool import ModelPool, Pools
 from gateway.requests.run import Run
 from tenants.admin.admin import Admin
-from tenants.admin.commands import KeyCreate, TenantCreate
 from tenants.admin.transaction import Transactions
 from tenants.directory.directory import Directory
 from tenants.directory.gateways import GatewayRegistry
 from tenants.ledger.verify import verify_ledger
+from tenants.nouns.key import KeyCreate
 from tenants.nouns.limit import LimitSet
+from tenants.nouns.tenant import TenantCreate
 from tenants.outcomes import RequestOutcome
 from tenants.quota.store import QuotaStoreUnavailable
 from tenants.storage.database import Database

@@ -14,14 +14,14 @@ from sqlalchemy.exc import IntegrityError
 from tenants.admin import limits
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
-from tenants.admin.commands import KeyChange, KeyCreate, ProjectCreate, TenantChange, TenantCreate
 from tenants.admin.transaction import Transactions
 from tenants.directory import queries
 from tenants.directory.directory import Directory
-from tenants.directory.records import ApiKey
 from tenants.errors import AlreadyExists, Invalid, NotFound, PepperMismatch
-from tenants.nouns.key import MAX_SECRETS_PER_KEY
+from tenants.nouns.key import MAX_SECRETS_PER_KEY, ApiKey, KeyChange, KeyCreate
 from tenants.nouns.limit import LimitSet
+from tenants.nouns.project import ProjectCreate
+from tenants.nouns.tenant import TenantChange, TenantCreate
 from tenants.storage import tables
 from tenants.storage.database import Database
 from tenants.types import LimitMode, Meter, Principal, SubjectKind, Tier, Window

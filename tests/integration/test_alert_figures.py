@@ -10,11 +10,11 @@ from sqlalchemy import insert
 
 from gateway.alerts.look import AlertFigures
 from gateway.gateway import Gateway
-from tenants.admin.commands import KeyCreate
 from tenants.counts import calibration
 from tenants.counts import refusal_store as refusals
 from tenants.counts.calibration import CalibrationKey, KeptCount
 from tenants.counts.refusal_store import RefusalKey
+from tenants.nouns.key import KeyCreate
 from tenants.nouns.limit import LimitSet
 from tenants.outbox.figures import LedgerCheck, note_ledger_check
 from tenants.outbox.kinds import BY_SUBJECT

@@ -9,10 +9,13 @@ import pytest
 
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
-from tenants.admin.commands import KeyCreate, PriceSet, ProjectCreate, TenantChange, TenantCreate
-from tenants.directory.records import from_us
+from tenants.admin.commands import PriceSet
 from tenants.errors import Invalid, NotFound
+from tenants.instants import from_us
+from tenants.nouns.key import KeyCreate
 from tenants.nouns.limit import LimitSet
+from tenants.nouns.project import ProjectCreate
+from tenants.nouns.tenant import TenantChange, TenantCreate
 from tenants.resources.reading import read_page
 from tenants.resources.records.audit import AUDIT, AuditQuery
 from tests.support.audited import audited

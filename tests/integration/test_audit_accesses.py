@@ -17,11 +17,12 @@ from prometheus_client import CollectorRegistry
 from gateway.records.access_recorder import AccessRecorder
 from tenants.admin.admin import Admin
 from tenants.admin.audit import LINK, Actor, AuditRow
-from tenants.admin.commands import KeyCreate, TenantCreate
 from tenants.admin.transaction import Transactions
 from tenants.audit.accesses import Access, MergedAccess
 from tenants.audit.log import AuditLog
 from tenants.audit.note import SigningKey
+from tenants.nouns.key import KeyCreate
+from tenants.nouns.tenant import TenantCreate
 from tenants.people.person import PersonInvite
 from tenants.people.way_in import LogIn
 from tenants.storage.database import Database, open_database

@@ -21,10 +21,11 @@ from sqlalchemy import create_engine, select
 from ops.cli.main import cli
 from tenants.admin.admin import Admin
 from tenants.admin.audit import LINK, Actor
-from tenants.admin.commands import KeyCreate, TenantCreate
 from tenants.admin.transaction import Transactions
 from tenants.admin.webhooks import WebhookAdd
+from tenants.nouns.key import KeyCreate
 from tenants.nouns.limit import LimitSet
+from tenants.nouns.tenant import TenantCreate
 from tenants.people.person import PersonInvite
 from tenants.slo.target import SloSet
 from tenants.storage import tables

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, select, update
 
 from tenants.admin.admin import Admin
 from tenants.admin.audit import LINK, Actor
-from tenants.admin.commands import BrakeSet, TenantCreate
+from tenants.admin.commands import BrakeSet
 from tenants.admin.transaction import Transactions
 from tenants.audit import store
 from tenants.audit.accesses import Access, MergedAccess
@@ -15,6 +15,7 @@ from tenants.audit.log import AuditLog
 from tenants.audit.note import SigningKey, open_checkpoint
 from tenants.audit.persons import ALTERED, ERASED, ERASED_PERSON
 from tenants.errors import Invalid, NotFound
+from tenants.nouns.tenant import TenantCreate
 from tenants.people.person import Person, PersonInvite
 from tenants.storage import tables
 from tenants.storage.database import Database

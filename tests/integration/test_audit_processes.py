@@ -26,7 +26,7 @@ WRITER = """
 import asyncio, sys
 from tenants.admin.admin import Admin
 from tenants.admin.transaction import Transactions
-from tenants.admin.commands import TenantCreate
+from tenants.nouns.tenant import TenantCreate
 from tenants.audit import store
 from tenants.audit.log import AuditLog
 from tenants.audit.note import SigningKey

@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import select
 
 from tenants.admin.admin import Admin
-from tenants.admin.commands import KeyCreate, TenantChange, TenantCreate
 from tenants.admin.platform.policy import StoredPolicy
 from tenants.admin.transaction import Transactions
 from tenants.config_file import config_file
@@ -26,7 +25,9 @@ from tenants.config_file.yaml_reader import read_file
 from tenants.directory import queries
 from tenants.directory.directory import Directory
 from tenants.errors import PreconditionFailed
+from tenants.nouns.key import KeyCreate
 from tenants.nouns.limit import LimitSet
+from tenants.nouns.tenant import TenantChange, TenantCreate
 from tenants.pricing.pricing import DEFAULT_MULTIPLIERS
 from tenants.resources.all import RESOURCES
 from tenants.storage import tables

@@ -21,11 +21,11 @@ from gateway.deps import GatewayDeps
 from gateway.upstream.replica_set import ReplicaSet
 from tenants.admin.admin import Admin
 from tenants.admin.audit import LINK, Actor
-from tenants.admin.commands import TenantCreate
 from tenants.admin.transaction import Transactions
 from tenants.directory.directory import Directory
 from tenants.ledger.ledger import Ledger
 from tenants.networks import network_of
+from tenants.nouns.tenant import TenantCreate
 from tenants.people.passwords import NO_PASSWORD
 from tenants.people.person import Person, PersonChange, PersonInvite
 from tenants.people.throttle import FREE_BY_NAME

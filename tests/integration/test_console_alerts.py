@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tenants.admin.commands import TenantCreate
 from tenants.admin.webhooks import WebhookAdd
+from tenants.nouns.tenant import TenantCreate
 from tenants.outbox import incidents, kinds
 from tenants.outbox.transitions import Condition
 from tests.integration.test_console import ACTOR, House, error_of, house_on

@@ -15,8 +15,9 @@ from litestar import Litestar
 
 from gateway.console.form_errors import CHANGED_MEANWHILE
 from gateway.console.pages.tenant_parts.acts import tag_of
-from tenants.admin.commands import KeyCreate, TenantChange, TenantCreate
-from tenants.directory.records import ApiKey, from_us
+from tenants.instants import from_us
+from tenants.nouns.key import ApiKey, KeyCreate
+from tenants.nouns.tenant import TenantChange, TenantCreate
 from tenants.types import Tier
 from tests.integration.test_console import ACTOR, House, error_of, house_on
 from tests.support.console import PASSWORD

@@ -25,7 +25,7 @@ from tenants.counts import calibration
 from tenants.counts import refusal_store as refusals
 from tenants.counts.calibration import CalibrationKey, KeptCount
 from tenants.counts.refusal_store import RefusalKey
-from tenants.directory.records import from_us
+from tenants.instants import from_us
 from tenants.slo import store as slo
 from tenants.slo.slo import Missed, SloTally
 from tenants.slo.store import CountKey

@@ -11,11 +11,13 @@ import httpx
 import pytest
 
 from gateway.console.form_errors import CHANGED_MEANWHILE
-from tenants.admin.commands import KeyCreate, ProjectCreate, TenantCreate
 from tenants.admin.transaction import etag_of
 from tenants.directory import queries
-from tenants.directory.records import from_us
+from tenants.instants import from_us
+from tenants.nouns.key import KeyCreate
 from tenants.nouns.limit import LimitOverride, LimitSet, limit_as_json
+from tenants.nouns.project import ProjectCreate
+from tenants.nouns.tenant import TenantCreate
 from tenants.quota.projection import HOUR_US, WEEK_HOURS
 from tenants.resources.reading import read_page
 from tenants.resources.records.audit import AUDIT, AuditQuery

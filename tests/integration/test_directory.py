@@ -10,13 +10,15 @@ from sqlalchemy import Connection, text
 
 from migrations import runner
 from tenants.admin.admin import Admin
-from tenants.admin.commands import KeyCreate, ProjectCreate, TenantChange, TenantCreate
 from tenants.admin.transaction import Transactions
 from tenants.directory import queries
 from tenants.directory.directory import LOOK_AGAIN_EVERY_S, POLL_INTERVAL_S, Directory
 from tenants.directory.keys import new_secret
 from tenants.errors import DatabaseUnavailable, KeyRejected, PepperMismatch, SchemaMissing
+from tenants.nouns.key import KeyCreate
 from tenants.nouns.limit import LimitSet
+from tenants.nouns.project import ProjectCreate
+from tenants.nouns.tenant import TenantChange, TenantCreate
 from tenants.storage import tables
 from tenants.storage.database import Database, open_database
 from tenants.types import Principal, RequestTraits, Tier

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tenants.admin.admin import Admin
-from tenants.admin.commands import TenantChange
 from tenants.admin.transaction import Transactions
 from tenants.counts import minute_store
 from tenants.counts.minute_store import (
@@ -20,6 +19,7 @@ from tenants.counts.minute_store import (
     FlowMinute,
     MinutesCounted,
 )
+from tenants.nouns.tenant import TenantChange
 from tenants.people.person import PersonInvite
 from tenants.storage.database import Database
 from tenants.storage.flushes import Flush

@@ -21,7 +21,6 @@ from gateway.explain.minutes.flow_meter import FlowMeter
 from gateway.explain.minutes.writer import MinuteWriter
 from gateway.explain.pool_load import PoolLoadShare
 from tenants.admin.admin import Admin
-from tenants.admin.commands import TenantCreate
 from tenants.admin.transaction import Transactions
 from tenants.counts import minute_store
 from tenants.counts.minute_store import (
@@ -35,6 +34,7 @@ from tenants.counts.minute_store import (
     MinutesCounted,
 )
 from tenants.errors import DatabaseUnavailable, Invalid
+from tenants.nouns.tenant import TenantCreate
 from tenants.resources.reading import read_page
 from tenants.resources.records.minutes import ENGINES, FLOW, EngineQuery, FlowQuery
 from tenants.storage.database import Database

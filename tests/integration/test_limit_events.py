@@ -12,10 +12,10 @@ from gateway.budget import limit_alerts as writer
 from gateway.budget.limit_alerts import LimitAlerts
 from gateway.metrics.registry import Metrics
 from tenants.admin.admin import Admin
-from tenants.admin.commands import TenantCreate
 from tenants.admin.transaction import Transactions
 from tenants.errors import DatabaseUnavailable
 from tenants.nouns.limit import LimitSet
+from tenants.nouns.tenant import TenantCreate
 from tenants.quota import alerts as limit_events
 from tenants.quota.alerts import AlertTally, EventKey, EventKind, noticed
 from tenants.quota.memory import MemoryQuotaStore

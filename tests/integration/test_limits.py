@@ -9,11 +9,12 @@ import pytest
 
 from tenants.admin import limits, validation
 from tenants.admin.admin import Admin
-from tenants.admin.commands import KeyCreate, TenantChange, TenantCreate
 from tenants.directory.directory import Directory
-from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
+from tenants.instants import from_us
+from tenants.nouns.key import KeyCreate
 from tenants.nouns.limit import LimitOverride, LimitSet
+from tenants.nouns.tenant import TenantChange, TenantCreate
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Denied, Granted, Hold
 from tenants.types import (

@@ -14,10 +14,11 @@ from gateway.alerts.evaluator import AlertEvaluator, Look
 from gateway.alerts.sender import WebhookSender
 from tenants.admin import webhooks
 from tenants.admin.admin import Admin
-from tenants.admin.commands import KeyCreate, TenantCreate
 from tenants.admin.transaction import Transactions
 from tenants.admin.webhooks import DeliveryAgain, Webhook, WebhookAdd
 from tenants.errors import Invalid, NotFound, PepperMismatch
+from tenants.nouns.key import KeyCreate
+from tenants.nouns.tenant import TenantCreate
 from tenants.outbox import incidents, kinds, outbox
 from tenants.outbox.outbox import MAX_BODY_BYTES, MAX_PENDING, Delivery, OutboxEvent, retry_after_s
 from tenants.outbox.signing import NONCE_BYTES, SECRET_BYTES, seal

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from tenants.admin.admin import Admin
-from tenants.admin.commands import KeyCreate, PriceSet, ProjectCreate, TenantCreate
+from tenants.admin.commands import PriceSet
 from tenants.admin.cursor import Page
 from tenants.admin.lists.scans import MOST_SCANNED
-from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
+from tenants.instants import from_us
+from tenants.nouns.key import KeyCreate
 from tenants.nouns.limit import LimitSet
+from tenants.nouns.project import ProjectCreate
+from tenants.nouns.tenant import TenantCreate
 from tenants.resources.ended import ENDED, EndedQuery
 from tenants.resources.keys import KEYS, KeyQuery
 from tenants.resources.limits import LIMITS, LimitQuery

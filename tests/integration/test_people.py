@@ -12,9 +12,9 @@ from sqlalchemy import func, select, update
 
 from tenants.admin.admin import Admin
 from tenants.admin.audit import LINK, Actor
-from tenants.admin.commands import TenantCreate
 from tenants.admin.transaction import Transactions
 from tenants.errors import AlreadyExists, DatabaseUnavailable, Invalid, LogInRefused, NotFound, TooManyLogIns
+from tenants.nouns.tenant import TenantCreate
 from tenants.people.hashing_gate import AT_ONCE
 from tenants.people.passwords import NO_PASSWORD
 from tenants.people.person import LINK_S, Person, PersonChange, PersonInvite

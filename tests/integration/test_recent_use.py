@@ -9,9 +9,10 @@ import pytest
 
 from gateway.routes.views.exhaustion_view import exhaustion_of, recent_use
 from tenants.admin.admin import Admin
-from tenants.admin.commands import KeyCreate, TenantCreate
 from tenants.admin.transaction import Transactions
 from tenants.errors import DatabaseUnavailable
+from tenants.nouns.key import KeyCreate
+from tenants.nouns.tenant import TenantCreate
 from tenants.quota.projection import ObservedUse
 from tenants.quota.store import LimitState
 from tenants.storage.database import Database

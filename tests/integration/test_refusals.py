@@ -16,11 +16,12 @@ from gateway.records import refusal_recorder
 from gateway.records.key_use_recorder import KeyUseRecorder
 from gateway.records.refusal_recorder import WHOLE_OF_A_KIND, RefusalRecorder
 from tenants.admin.admin import Admin
-from tenants.admin.commands import KeyCreate, TenantCreate
 from tenants.counts import refusal_store
 from tenants.counts.refusal_store import RefusedRequest
 from tenants.directory import key_uses
 from tenants.errors import DatabaseUnavailable, Invalid, NotFound
+from tenants.nouns.key import KeyCreate
+from tenants.nouns.tenant import TenantCreate
 from tenants.resources.counts import REFUSAL_COUNTS, RefusalCountQuery
 from tenants.resources.reading import read_page
 from tenants.resources.refusals import REFUSALS, RefusalQuery

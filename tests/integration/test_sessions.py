@@ -6,12 +6,12 @@ import pytest
 from sqlalchemy import func, select
 
 from tenants.admin.admin import Admin
-from tenants.admin.commands import TenantCreate
 from tenants.admin.lists import sessions
 from tenants.admin.transaction import Transactions
 from tenants.errors import NotFound
 from tenants.ledger import timelines
 from tenants.ledger.timelines import StoredTimeline
+from tenants.nouns.tenant import TenantCreate
 from tenants.storage.database import Database
 from tenants.storage.tables import ledger
 from tenants.usage.sums import DAY_US

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tenants.admin.admin import Admin
-from tenants.admin.commands import TenantCreate
 from tenants.admin.transaction import Transactions
 from tenants.errors import Invalid, NotFound
 from tenants.ledger import timelines
 from tenants.ledger.timelines import StoredTimeline
+from tenants.nouns.tenant import TenantCreate
 from tenants.resources.misses import MISSES, MissQuery
 from tenants.resources.reading import read_page
 from tenants.resources.slos import SLOS, SloQuery

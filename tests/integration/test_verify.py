@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from sqlalchemy import Connection, text
 
 from tenants.admin.admin import Admin
-from tenants.admin.commands import TenantCreate
 from tenants.admin.transaction import Transactions
 from tenants.directory.gateways import GatewayRegistry
 from tenants.ledger.ledger import Ledger
 from tenants.ledger.rows import LedgerRow, as_list, sum_of
 from tenants.ledger.verify import VerifyReport, verify_ledger
 from tenants.nouns.limit import LimitSet
+from tenants.nouns.tenant import TenantCreate
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.redis import RedisQuotaStore
 from tenants.quota.store import Granted, Hold, QuotaStore

@@ -24,12 +24,12 @@ from gateway.domain.server_description import (
 from ops import reporting
 from ops.cli.main import cli
 from tenants.admin.admin import Admin
-from tenants.admin.commands import TenantCreate
 from tenants.admin.transaction import Transactions
 from tenants.ledger import timelines
 from tenants.ledger.ledger import Ledger
 from tenants.ledger.rows import LedgerRow
 from tenants.ledger.timelines import StoredTimeline
+from tenants.nouns.tenant import TenantCreate
 from tenants.storage.database import Database
 from tenants.types import Amounts, Limit, Meter, SubjectKind, Window
 from tests.support.chromium import CHROMIUM, problems_of_files

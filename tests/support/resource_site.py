@@ -17,7 +17,7 @@ import httpx
 from litestar import Litestar
 from sqlalchemy import Engine, select, text
 
-from tenants.directory.records import from_us
+from tenants.instants import from_us
 from tenants.storage import tables
 from tenants.storage.database import create_sql_engine
 from tests.support.console import Browser

@@ -13,7 +13,7 @@ from litestar import Litestar
 
 from gateway.app import handlers
 from gateway.routes import openapi
-from tenants.directory.records import from_us
+from tenants.instants import from_us
 from tests.support.many_requests import SPAN_US
 
 PATHS = {

@@ -10,7 +10,7 @@ from litestar import Response
 from gateway.console.rendering import SECURITY_HEADERS
 from gateway.console.return_path import with_query
 from tenants.admin.cursor import Page
-from tenants.directory.records import from_us
+from tenants.instants import from_us
 
 MOST_NEW = 100
 NEW = "new"

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tenants.admin.admin import Admin
-from tenants.directory.records import from_us
 from tenants.errors import DatabaseUnavailable
+from tenants.instants import from_us
 from tenants.quota.projection import Exhaustion, ObservedUse, projected_exhaustion
 from tenants.quota.rules import window_bounds_us
 from tenants.quota.store import LimitState

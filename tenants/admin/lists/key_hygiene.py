@@ -7,7 +7,8 @@ from enum import StrEnum
 
 from sqlalchemy import ColumnElement, and_, exists, not_, or_
 
-from tenants.directory.records import ApiKey, to_us
+from tenants.instants import to_us
+from tenants.nouns.key import ApiKey
 from tenants.storage.tables import api_keys, key_uses, limits
 from tenants.types import LimitMode, SubjectKind
 

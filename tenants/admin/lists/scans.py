@@ -10,9 +10,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, TextClause, select
 
-from tenants.admin import validation
-from tenants.directory.records import to_us
 from tenants.errors import Invalid
+from tenants.instants import to_us
+from tenants.nouns import checks
 
 MOST_SCANNED = 5_000
 """Rows of an index that one page looks at."""
@@ -35,7 +35,7 @@ def end_of_scan(
 def between(at_us: ColumnElement[int], since: str | None, until: str | None) -> list[ColumnElement[bool]]:
     """From `since` (ISO 8601 with a time zone) until before `until`. Raises `Invalid`."""
     bounds = (("from", since), ("to", until))
-    instants = {name: to_us(validation.instant(name, text)) for name, text in bounds if text is not None}
+    instants = {name: to_us(checks.instant(name, text)) for name, text in bounds if text is not None}
     if len(instants) == 2 and instants["from"] >= instants["to"]:
         raise Invalid("from", "must lie before 'to': as it is, nothing can match")
     return [at_us >= value if name == "from" else at_us < value for name, value in instants.items()]

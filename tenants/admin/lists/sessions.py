@@ -13,8 +13,8 @@ from sqlalchemy import Connection, Row, Select, func, select
 from tenants.admin.cursor import DEFAULT_PAGE, checked_limit
 from tenants.admin.transaction import AdminActs
 from tenants.directory import queries
-from tenants.directory.records import from_us
 from tenants.errors import NotFound
+from tenants.instants import from_us
 from tenants.storage.tables import ledger, timelines
 from tenants.usage.fold import charges_query
 from tenants.usage.sums import AMOUNTS, DAY_US, NOTHING, Charge, plus

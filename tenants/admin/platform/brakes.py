@@ -12,12 +12,12 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select
 
-from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import BrakeEnd, BrakeSet
 from tenants.admin.transaction import AdminActs, Change, IfMatch
-from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
+from tenants.instants import from_us
+from tenants.nouns import checks
 from tenants.storage import tables
 from tenants.types import Tier
 
@@ -55,7 +55,7 @@ class BrakeActs(AdminActs):
     async def set(self, actor: Actor | str, wanted: BrakeSet, *, if_match: IfMatch = None) -> Brake:
         """Sets a tier's brake for all gateways of the database, in place of the one it has."""
         tier, share, for_s = _tier(wanted.tier), _share(wanted.share), _for_s(wanted.for_s)
-        reason = validation.reason(wanted.reason) if wanted.reason else ""
+        reason = checks.reason(wanted.reason) if wanted.reason else ""
         by = actor if isinstance(actor, str) else actor.name
         await self.end_over()
 
@@ -136,7 +136,7 @@ def _names(tier: Tier) -> dict[str, str]:
 
 
 def _tier(value: str) -> Tier:
-    tier = validation.choice("tier", Tier, value)
+    tier = checks.choice("tier", Tier, value)
     if tier not in BRAKED_TIERS:
         raise Invalid(
             "tier",
@@ -147,7 +147,7 @@ def _tier(value: str) -> Tier:
 
 
 def _share(value: float) -> float:
-    validation.finite("share", value, "a number above 0 and at most 1, such as 0.1 for a tenth")
+    checks.finite("share", value, "a number above 0 and at most 1, such as 0.1 for a tenth")
     if not 0 < value <= 1:
         raise Invalid(
             "share",
@@ -159,7 +159,7 @@ def _share(value: float) -> float:
 
 def _for_s(value: float) -> float:
     hours = MAX_BRAKE_S // 3600
-    validation.finite("for_s", value, "a finite number of seconds")
+    checks.finite("for_s", value, "a finite number of seconds")
     if not 1 <= value <= MAX_BRAKE_S:
         raise Invalid(
             "for_s", f"must be 1 to {MAX_BRAKE_S} seconds ({hours} hours): set it again where it has to last"

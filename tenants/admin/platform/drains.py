@@ -10,13 +10,13 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
 
-from tenants.admin import validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import ReplicaDrain
 from tenants.admin.transaction import AdminActs, Change, IfMatch
 from tenants.directory import queries
-from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
+from tenants.instants import from_us
+from tenants.nouns import checks
 from tenants.storage import tables
 
 MAX_DRAINS = 1_000
@@ -58,7 +58,7 @@ class DrainActs(AdminActs):
         if_match: IfMatch = None,
     ) -> Drain:
         """Drains a replica. Of one that is drained already only actor and reason change."""
-        reason = validation.reason(wanted.reason) if wanted.reason else ""
+        reason = checks.reason(wanted.reason) if wanted.reason else ""
         by = actor if isinstance(actor, str) else actor.name
 
         def change(connection: Connection, now_us: int) -> Change[Drain]:

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 from sqlalchemy import Connection, Select, or_, select
 from sqlalchemy.sql import ColumnElement
 
-from tenants.admin import validation
 from tenants.admin.audit import MAX_TEXT, AuditRow
 from tenants.admin.cursor import PAGES, SHORT_PAGES, SortKey, beyond
 from tenants.admin.lists.scans import end_of_scan
 from tenants.audit import persons
 from tenants.directory import queries
-from tenants.directory.records import from_us, to_us
 from tenants.errors import Invalid, NotFound
+from tenants.instants import from_us, to_us
+from tenants.nouns import checks
 from tenants.people.person import folded
 from tenants.people.roles import Act
 from tenants.resources.resource import Filter, Form, Kind, ListQuery, PageRequest, Resource, Shown
@@ -126,7 +126,7 @@ def _conditions(connection: Connection, query: AuditQuery) -> tuple[Conditions, 
         (along if tenant_id is None else rest).append(targets)
         rest += kinds
     bounds = (("since", query.since), ("until", query.until))
-    at_us = {name: to_us(validation.instant(name, text)) for name, text in bounds if text is not None}
+    at_us = {name: to_us(checks.instant(name, text)) for name, text in bounds if text is not None}
     if len(at_us) == 2 and at_us["since"] >= at_us["until"]:
         raise Invalid("since", "must lie before until: as it is, no row can match")
     if "since" in at_us:

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Table
 from tenants.admin.cursor import PAGES, SortKey, beyond
 from tenants.counts import minute_store
 from tenants.counts.minute_store import HOUR_US, MINUTE_US, EngineKey, EngineMinute, FlowKey, FlowMinute
-from tenants.directory.records import from_us
+from tenants.instants import from_us
 from tenants.people.roles import Act
 from tenants.resources.reading import TIMES, conditions_of, span_of
 from tenants.resources.resource import Filter, Form, Json, Kind, ListQuery, PageRequest, Resource, Shown

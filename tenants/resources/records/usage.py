@@ -10,12 +10,12 @@ from zoneinfo import ZoneInfo
 import msgspec
 from sqlalchemy import Connection
 
-from tenants.admin import validation
 from tenants.admin.admin import Admin
 from tenants.admin.cursor import DEFAULT_PAGE, Number, Text, checked_limit, decode_cursor, encode_cursor
 from tenants.directory import queries
-from tenants.directory.records import from_us, to_us
 from tenants.errors import Invalid
+from tenants.instants import from_us, to_us
+from tenants.nouns import checks
 from tenants.resources.reading import TIMES, check_filters
 from tenants.resources.resource import Filter, Json, Kind, ListQuery
 from tenants.types import Tier
@@ -83,7 +83,7 @@ class UsageAsked(ListQuery, frozen=True, rename=TIMES | {"labels": "label"}):
         str,
         Filter(
             help="Whose days and months.",
-            schema={"pattern": f"^({validation.ZONE.pattern})$", "maxLength": validation.MAX_ZONE_CHARS},
+            schema={"pattern": f"^({checks.ZONE.pattern})$", "maxLength": checks.MAX_ZONE_CHARS},
         ),
     ] = "UTC"
     tenant: Annotated[str | None, Filter(kind=Kind.TENANT, help="Only this tenant's (name or id).")] = None
@@ -191,7 +191,7 @@ async def shown_usage(admin: Admin, asked: UsageAsked, cursor: str | None, limit
 
 def _query(asked: UsageAsked, now_us: int) -> UsageQuery:
     """The query, with its tenant, project and key still in words. Raises `Invalid`."""
-    zone = ZoneInfo(validation.iana_zone(asked.time_zone))
+    zone = ZoneInfo(checks.iana_zone(asked.time_zone))
     check_groups(asked.groups, OWN_GROUPS if isinstance(asked, OwnUsageAsked) else GROUPS)
     to = _end(asked.window, now_us, zone) if asked.until is None else _instant_us("to", asked.until, zone)
     if asked.since is not None:
@@ -223,7 +223,7 @@ def _instant_us(field: str, text: str, zone: ZoneInfo) -> int:
 
 
 def _exact_us(field: str, text: str) -> int:
-    return to_us(validation.instant(field, text))
+    return to_us(checks.instant(field, text))
 
 
 def _end(window: str, now_us: int, zone: ZoneInfo) -> int:

@@ -11,7 +11,7 @@ from tenants.admin.admin import Admin
 from tenants.admin.cursor import MAX_PAGE
 from tenants.counts.minute_store import HOUR_US, MINUTE_US
 from tenants.directory.directory import Directory
-from tenants.directory.records import from_us
+from tenants.instants import from_us
 from tenants.resources.reading import read_page
 from tenants.resources.records.minutes import ENGINES, FLOW, EngineQuery, EngineRow, FlowQuery, FlowRow
 

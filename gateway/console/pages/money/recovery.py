@@ -25,8 +25,9 @@ from gateway.routes.context import gateway_of
 from tenants.admin.cursor import MAX_PAGE
 from tenants.admin.lists.engine_time import MOST_RESERVED, EngineTime, ServedTime
 from tenants.counts.minute_store import HOUR_US
-from tenants.directory.records import Tenant, from_us
 from tenants.errors import Invalid
+from tenants.instants import from_us
+from tenants.nouns.tenant import Tenant
 from tenants.people.roles import Act
 from tenants.resources.records.usage import UsageAsked, usage_page
 

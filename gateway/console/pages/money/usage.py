@@ -22,7 +22,8 @@ from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of, gateway_of
 from tenants.admin.cursor import MAX_PAGE, Page
-from tenants.directory.records import Tenant, from_us
+from tenants.instants import from_us
+from tenants.nouns.tenant import Tenant
 from tenants.people.roles import Act
 from tenants.resources.reading import query_of
 from tenants.resources.records.usage import UsageAsked, shown_usage

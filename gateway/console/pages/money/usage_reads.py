@@ -14,8 +14,8 @@ from gateway.console.pages.money.amounts import SummedUsage, amounts_of, sum_of
 from gateway.console.pages.money.usage_view import Ids, Row, period_before, summed
 from tenants.admin.admin import Admin
 from tenants.admin.cursor import MAX_PAGE
-from tenants.directory.records import from_us as instant_of
 from tenants.errors import Invalid
+from tenants.instants import from_us as instant_of
 from tenants.resources.records.usage import UsageAsked, UsagePage, usage_page
 from tenants.usage.query import UsageQuery
 

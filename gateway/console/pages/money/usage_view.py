@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 from gateway.console.pages.money.amounts import Measure, SummedUsage, amounts_of
 from gateway.console.return_path import with_query
-from tenants.directory.records import from_us, to_us
+from tenants.instants import from_us, to_us
 from tenants.usage.query import LABEL
 from tenants.usage.read import COLUMNS
 

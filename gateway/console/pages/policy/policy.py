@@ -24,8 +24,8 @@ from gateway.routes.context import gateway_of
 from gateway.routes.views.policy_view import policy_of, tenant_names
 from gateway.routes.views.status_view import models_of
 from tenants.admin.audit import AuditRow
-from tenants.directory.records import to_us
 from tenants.errors import Invalid
+from tenants.instants import to_us
 from tenants.people.roles import Act
 from tenants.resources.reading import read_page
 from tenants.resources.records.audit import AUDIT, AuditQuery

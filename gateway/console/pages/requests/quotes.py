@@ -17,11 +17,11 @@ from gateway.console.pages.filters import FILTER_ERRORS, Filters, checked, filte
 from gateway.console.rendering import page_response
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
-from tenants.admin import validation
 from tenants.admin.admin import Admin
 from tenants.counts.calibration import FIGURES, KINDS
-from tenants.directory.records import from_us, to_us
 from tenants.errors import Invalid
+from tenants.instants import from_us, to_us
+from tenants.nouns import checks
 from tenants.people.roles import Act
 from tenants.resources.counts import CALIBRATION, USUAL_CALIBRATION_S, CalibrationQuery
 from tenants.resources.reading import read_page
@@ -114,7 +114,7 @@ def kept_figure(row: Mapping[str, Any]) -> KeptFigure:
 def span_of(filters: Filters, now: datetime) -> Span:
     def typed_us(name: str) -> int | None:
         text = filters.instant(name)
-        at_us = None if text is None else to_us(validation.instant(name, text))
+        at_us = None if text is None else to_us(checks.instant(name, text))
         if at_us is not None and at_us < FIRST_US:
             raise Invalid(name, "lies before 2000: nothing was counted then")
         return at_us

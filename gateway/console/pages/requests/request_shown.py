@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.messages import TIER_RANKS
 from gateway.console import formats
-from tenants.directory.records import to_us
+from tenants.instants import to_us
 from tenants.ledger.rows import LedgerRow
 
 Stage = tuple[str, float, float, str]

@@ -9,9 +9,9 @@ from datetime import UTC, date, datetime
 from gateway.console.form_errors import FormProblem
 from gateway.console.names import names_in
 from gateway.console.pages.tenant_parts.tenant_form import TIER_FIELDS
-from tenants.admin.commands import KeyChange
-from tenants.directory.records import ApiKey, tier_names
 from tenants.errors import Invalid
+from tenants.nouns.key import ApiKey, KeyChange
+from tenants.nouns.tenant import tier_names
 from tenants.types import SCOPES, Tier
 
 SCOPE_FIELDS = {scope: f"scope_{scope.replace(':', '_')}" for scope in sorted(SCOPES)}

@@ -9,7 +9,7 @@ from gateway.console.pages.tenant_parts.amounts import SUBJECTS, amount_text, na
 from gateway.http.asgi import Request
 from gateway.response_headers import tightness
 from gateway.routes.context import gateway_of
-from tenants.directory.records import ApiKey
+from tenants.nouns.key import ApiKey
 from tenants.quota.store import LimitState, QuotaStoreUnavailable
 from tenants.types import PLATFORM, Limit, LimitMode, SubjectKind
 

@@ -11,7 +11,8 @@ from gateway.console.pages.tenant_parts.key_path import PathLimit, paths_of, wor
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.admin.lists.key_hygiene import EXPIRING_DAYS, IDLE_DAYS, KeyFinding, findings_of
-from tenants.directory.records import ApiKey, from_us, to_us
+from tenants.instants import from_us, to_us
+from tenants.nouns.key import ApiKey
 from tenants.people.roles import Act
 from tenants.resources.keys import ListedKey
 from tenants.types import LimitMode

@@ -14,9 +14,10 @@ from gateway.routes.views.limits_view import uses
 from tenants.admin.admin import Admin
 from tenants.admin.limits import LimitView
 from tenants.admin.lists.usage import MOST_HOUR_ROWS
-from tenants.directory.records import Tenant, to_us
 from tenants.errors import DatabaseUnavailable, Invalid
+from tenants.instants import to_us
 from tenants.nouns.limit import limit_as_json
+from tenants.nouns.tenant import Tenant
 from tenants.quota.projection import (
     HOUR_US,
     LEAST_WEEKS,

@@ -8,9 +8,8 @@ from dataclasses import replace
 from gateway.console.form_errors import FormProblem
 from gateway.console.names import names_in
 from gateway.console.pages.tenant_parts.amounts import decimal_typed
-from tenants.admin.commands import TenantChange, TenantCreate
-from tenants.directory.records import Tenant
 from tenants.errors import Invalid
+from tenants.nouns.tenant import Tenant, TenantChange, TenantCreate
 from tenants.types import Tier
 
 TIER_FIELDS = {tier: f"tier_{tier.value}" for tier in Tier}

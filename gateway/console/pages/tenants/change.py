@@ -23,8 +23,8 @@ from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import page_response
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
-from tenants.directory.records import Tenant
 from tenants.errors import PreconditionFailed
+from tenants.nouns.tenant import Tenant
 from tenants.people.roles import Act
 from tenants.types import OnLowBudget, Tier
 

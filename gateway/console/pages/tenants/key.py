@@ -18,8 +18,10 @@ from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import confirm_page, page_response
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of, gateway_of
-from tenants.directory.records import ApiKey, Tenant, to_us
 from tenants.errors import NotFound
+from tenants.instants import to_us
+from tenants.nouns.key import ApiKey
+from tenants.nouns.tenant import Tenant
 from tenants.people.roles import Act
 from tenants.resources.keys import with_uses
 from tenants.resources.records.usage import UsageAsked, usage_page

@@ -26,8 +26,9 @@ from gateway.console.pages.tenants.tenants import PATH as LIST
 from gateway.console.rendering import page_response
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of
-from tenants.directory.records import ApiKey, Tenant
 from tenants.errors import PreconditionFailed
+from tenants.nouns.key import ApiKey
+from tenants.nouns.tenant import Tenant
 from tenants.people.roles import Act
 
 PATH = f"{one.PATH}/change"

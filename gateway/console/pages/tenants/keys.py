@@ -26,10 +26,9 @@ from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
-from tenants.admin.commands import KeyCreate
-from tenants.directory.records import ApiKey, Tenant
-from tenants.nouns.key import DEFAULT_SCOPES
+from tenants.nouns.key import DEFAULT_SCOPES, ApiKey, KeyCreate
 from tenants.nouns.project import DEFAULT_PROJECT, MAX_PROJECTS_PER_TENANT
+from tenants.nouns.tenant import Tenant
 from tenants.people.roles import Act
 from tenants.resources.keys import KEYS, KeyQuery
 from tenants.resources.projects import PROJECTS, ProjectQuery

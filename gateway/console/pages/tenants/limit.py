@@ -27,9 +27,9 @@ from gateway.console.rendering import confirm_page, page_response
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of
 from tenants.admin.limits import LimitView
-from tenants.directory.records import Tenant
 from tenants.errors import Invalid, NotFound, PreconditionFailed
 from tenants.nouns.limit import limit_as_json
+from tenants.nouns.tenant import Tenant
 from tenants.people.roles import Act
 
 PATH = f"{limits.PATH}/{{limit:str}}"

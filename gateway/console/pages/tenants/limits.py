@@ -28,7 +28,7 @@ from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of, gateway_of
-from tenants.directory.records import Tenant
+from tenants.nouns.tenant import Tenant
 from tenants.people.roles import Act
 from tenants.resources.limits import LIMITS, LimitQuery
 from tenants.resources.reading import read_page

@@ -15,8 +15,8 @@ from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of
-from tenants.admin.commands import ProjectCreate
-from tenants.directory.records import Tenant
+from tenants.nouns.project import ProjectCreate
+from tenants.nouns.tenant import Tenant
 from tenants.people.roles import Act
 from tenants.resources.projects import PROJECTS, ProjectQuery
 from tenants.resources.reading import read_page

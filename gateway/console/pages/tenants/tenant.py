@@ -17,7 +17,7 @@ from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of
 from tenants.admin.admin import Admin
-from tenants.directory.records import tier_names
+from tenants.nouns.tenant import tier_names
 from tenants.people.roles import Act
 from tenants.resources.limits import LIMITS, LimitQuery
 from tenants.resources.reading import read_page

@@ -21,7 +21,7 @@ from gateway.console.rendering import page_response
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of, gateway_of
 from tenants.admin.cursor import MAX_PAGE, Page
-from tenants.directory.records import Tenant
+from tenants.nouns.tenant import Tenant
 from tenants.people.roles import Act
 from tenants.resources.reading import read_page
 from tenants.resources.tenants import TENANTS, TenantQuery

@@ -15,7 +15,7 @@ from gateway.routes.context import gateway_of, json_response
 from gateway.routes.openapi_fields import between
 from tenants.audit.checkpoints import StoredCheckpoint
 from tenants.audit.log import MAX_ENTRIES
-from tenants.directory.records import from_us
+from tenants.instants import from_us
 
 MAX_SEQ = 2**53
 SEQ = between(0, MAX_SEQ)

@@ -17,7 +17,7 @@ from gateway.console.pages.money.usage_view import (
     period_before,
     summed,
 )
-from tenants.directory.records import to_us
+from tenants.instants import to_us
 
 CHARGED = MEASURES["charged"]
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tenants.admin import validation
 from tenants.errors import Invalid
 from tenants.nouns import checks, key
 from tenants.nouns.tenant import checked_labels, checked_tiers, checked_weight
@@ -49,7 +48,7 @@ from tenants.types import Tier
             lambda value: checks.seconds("s", value, 10, least=1),
             [0, 11, math.nan, math.inf, True, "1"],
         ),
-        ("reason", validation.reason, ["", " ", "x" * 201, None]),
+        ("reason", checks.reason, ["", " ", "x" * 201, None]),
         ("model", partial(checks.model, "model"), ["", " ", "x" * 257, 7, None]),
         ("until", partial(checks.instant, "until"), ["", "soon", "2026-01-31T00:00", None]),
         ("time_zone", checks.iana_zone, ["", "Mars/Olympus", "../etc/passwd", "x" * 100, "\0"]),
@@ -66,7 +65,7 @@ def test_bad_values_name_their_field(field: str, check: Callable[[Any], object],
 def test_good_values_pass() -> None:
     assert checks.name("name", "Team-7.a_b") == "Team-7.a_b"
     assert [checked_weight(value) for value in (0.01, 1, 1_000)] == [0.01, 1.0, 1_000.0]
-    assert validation.iana_zone("America/Argentina/Buenos_Aires")
+    assert checks.iana_zone("America/Argentina/Buenos_Aires")
 
 
 def test_a_label_that_is_named_is_set_or_dropped_and_the_others_stay() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tenants.admin.commands import KeyChange, TenantCreate
 from tenants.admin.platform.policy import StoredPolicy
 from tenants.config_file import plan as planning
 from tenants.config_file.base import ConfigInvalid
@@ -17,8 +16,10 @@ from tenants.config_file.plan import PlanTerms, make_plan
 from tenants.config_file.state import ConfigState, TenantState
 from tenants.config_file.steps import ConfigPlan
 from tenants.config_file.yaml_reader import read_file
-from tenants.directory.records import ApiKey, Project, from_us
-from tenants.nouns.tenant import new_tenant
+from tenants.instants import from_us
+from tenants.nouns.key import ApiKey, KeyChange
+from tenants.nouns.project import Project
+from tenants.nouns.tenant import TenantCreate, new_tenant
 from tenants.pricing.pricing import DEFAULT_MULTIPLIERS, Price, PriceBook, PriceEntry, TokenWeights
 from tenants.resources.all import RESOURCES
 from tenants.types import Tier

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenants.directory.records import from_us, to_us
+from tenants.instants import from_us, to_us
 from tenants.quota import rules, wire
 from tenants.quota.rules import BucketCounter, LimitHold, WindowCounter, Wish
 from tenants.quota.store import Hold

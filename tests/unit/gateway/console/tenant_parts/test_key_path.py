@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from gateway.console.pages.tenant_parts.key_path import UNLIMITED, path_of, shown_path, words_of
-from tenants.directory.records import ApiKey
+from tenants.nouns.key import ApiKey
 from tenants.quota.store import LimitState
 from tenants.types import Limit, LimitMode, Meter, SubjectKind, Window
 from tests.support.quota import limit, on_platform

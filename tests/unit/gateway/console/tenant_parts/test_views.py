@@ -10,10 +10,9 @@ from gateway.console.pages.tenant_parts.key_rows import row_of as key_row
 from gateway.console.pages.tenant_parts.limit_rows import binding, row_of
 from gateway.console.pages.tenant_parts.tenant_form import LABELS, differences, stored_in_form
 from gateway.console.pages.tenants.tenant import fair_hours, usage_lines
-from tenants.admin.commands import TenantCreate
 from tenants.admin.lists.key_hygiene import KeyFinding, findings_of
 from tenants.counts.minute_store import HOUR_US, FlowKey, FlowMinute
-from tenants.nouns.tenant import new_tenant
+from tenants.nouns.tenant import TenantCreate, new_tenant
 from tenants.quota.projection import Exhaustion
 from tenants.resources.records.minutes import FlowRow
 from tenants.types import Meter, Override, Window
