@@ -93,11 +93,11 @@ async def test_a_tenant_with_a_limit_and_a_key_is_made_by_forms(house: House) ->
     assert "Binds first: 1,000,000 tokens a day (UTC) on tenant made" in said(page)
     assert "too little history: 0 of 2 whole weeks" in said(page)
 
-    late = await owner.send(f"{here}/keys", name="backend", scope_inference="yes", ends_on="2100-01-31")
-    assert (late.status_code, "3660 days" in error_of(late, "ends_on")) == (422, True)
+    late = await owner.send(f"{here}/keys", name="backend", scope_inference="yes", ends="2100-01-31")
+    assert (late.status_code, "3660 days" in error_of(late, "ends")) == (422, True)
     assert 'value="2100-01-31"' in late.text
     end = from_us(round(house.clock() * 1e6)).date() + timedelta(days=90)
-    key = await owner.send(f"{here}/keys", name="backend", scope_inference="yes", ends_on=end.isoformat())
+    key = await owner.send(f"{here}/keys", name="backend", scope_inference="yes", ends=end.isoformat())
     assert key.status_code == 200, said(key)
     [secret] = set(SECRET.findall(key.text))
     principal = house.deps.directory.authenticate(secret, house.clock())

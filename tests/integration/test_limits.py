@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from tenants.admin import limits, validation
+from tenants.admin import limits
 from tenants.admin.admin import Admin
 from tenants.directory.directory import Directory
 from tenants.errors import Invalid, NotFound
 from tenants.instants import from_us
+from tenants.nouns import checks
 from tenants.nouns.key import KeyCreate
 from tenants.nouns.limit import LimitOverride, LimitSet
 from tenants.nouns.tenant import TenantChange, TenantCreate
@@ -227,7 +228,7 @@ async def test_an_override_fits_the_shape_of_its_limit(admin: Admin) -> None:
 )
 def test_an_instant_needs_a_time_zone(text: str) -> None:
     with pytest.raises(Invalid, match=r"until.*time zone"):
-        validation.instant("until", text)
+        checks.instant("until", text)
 
 
 async def test_nobody_overrides_through_another_tenant(admin: Admin) -> None:

@@ -17,16 +17,6 @@ from tenants.types import SCOPES, Tier
 SCOPE_FIELDS = {scope: f"scope_{scope.replace(':', '_')}" for scope in sorted(SCOPES)}
 OWNERS_SCOPES = frozenset({"admin:read", "admin:write"})
 """Scopes of the whole admin API, not of a tenant."""
-CHANGED = (
-    "name",
-    "default_tier",
-    *TIER_FIELDS.values(),
-    "models",
-    *SCOPE_FIELDS.values(),
-    "ends",
-    "allow_from",
-)
-"""Fields of the form that changes a key."""
 LABELS = {
     "name": "Name",
     "default_tier": "Tier of requests that name none",
@@ -37,6 +27,7 @@ LABELS = {
     "allow_from": "Only from these networks",
 }
 CHANGED = tuple(LABELS)
+"""Fields of the form that changes a key."""
 MOVED = {"tiers": TIER_FIELDS[Tier.BATCH], "scopes": SCOPE_FIELDS["inference"], "expires": "ends"}
 """Form fields of command fields with other names."""
 

@@ -13,10 +13,12 @@ from gateway.console.forms import typed_fields
 from gateway.console.names import names_in
 from gateway.console.pages.tenant_parts.acts import said
 from gateway.console.pages.tenant_parts.key_form import (
+    MOVED,
     OWNERS_SCOPES,
     SCOPE_FIELDS,
     check_scopes,
     end_typed,
+    errors_by_field,
     tiers_shown,
 )
 from gateway.console.pages.tenant_parts.key_rows import rows_of_keys
@@ -36,7 +38,7 @@ from tenants.resources.reading import read_page
 
 PATH = f"{one.PATH}/keys"
 MOST_SHOWN = 50
-FIELDS = ("name", "project", "default_tier", *SCOPE_FIELDS.values(), "ends_on", "allow_from")
+FIELDS = ("name", "project", "default_tier", *SCOPE_FIELDS.values(), "ends", "allow_from")
 NEW_KEY = {"project": DEFAULT_PROJECT} | {SCOPE_FIELDS[scope]: "yes" for scope in DEFAULT_SCOPES}
 DONE = {"revoked": "The key is revoked, for good."}
 
@@ -50,7 +52,7 @@ def create_of(form: Mapping[str, str], tenant_id: str, *, is_owner: bool) -> Key
         name=form.get("name", ""),
         default_tier=form.get("default_tier") or None,
         scopes=scopes,
-        expires=end_typed("ends_on", form.get("ends_on", "")),
+        expires=end_typed("ends", form.get("ends", "")),
         allow_from=names_in(form.get("allow_from", "")) or None,
     )
 
@@ -68,7 +70,7 @@ async def new_key(request: Request, tenant: FromPath[str]) -> Response[str]:
         wanted = create_of(visit.form, owner.tenant_id, is_owner=visit.person.may(Act.CHANGE_PEOPLE))
         made, secret = await deps.admin.keys.create(visit.actor, wanted)
     except FORM_ERRORS as error:
-        problem = _at_fields(problem_of(error, fields=(*FIELDS, "scopes", "expires")))
+        problem = errors_by_field(problem_of(error, fields=(*FIELDS, *MOVED)))
         return await _shown(request, owner, typed_fields(visit.form, *FIELDS), problem)
     return await secret_page(request, owner, made, secret)
 
@@ -79,12 +81,6 @@ async def secret_page(request: Request, owner: Tenant, key: ApiKey, secret: str)
     return page_response(
         "tenants/secret.html", visit_of(request), found=owner, key=key, secret=secret, is_late=bool(late)
     )
-
-
-def _at_fields(problem: FormProblem) -> FormProblem:
-    moved = {"scopes": SCOPE_FIELDS["inference"], "expires": "ends_on"}
-    errors = {moved.get(field, field): text for field, text in problem.errors.items()}
-    return FormProblem(problem.status, errors, problem.headers)
 
 
 async def _shown(
