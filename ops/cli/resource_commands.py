@@ -168,7 +168,8 @@ def act_command(resource: Resource[Any], act: ResourceAct) -> Command:
     if act.is_on_one:
         params.append(click.Argument(["reference"], metavar=resource.name.upper()))
         if resource.is_named_in_tenant:
-            params.append(click.Option(["--tenant", "of_tenant"], help="Whose it is (name or id)."))
+            words = f"Whose it is (name or id); needed where {resource.name.upper()} is a name."
+            params.append(click.Option(["--tenant", "of_tenant"], help=words))
     params += command_parameters(act)
     return Command(
         act.command_verb or act.verb.replace("_", "-"),
