@@ -27,15 +27,12 @@ class Field:
     choices: tuple[str, ...] = ()
     schema: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Further keywords of JSON Schema: bounds and forms, from the constants that check them."""
+    is_argument: bool = False
+    """On the command line it has no option: it stands by itself."""
     is_duration: bool = False
     """Seconds, on the command line as a duration such as 30m."""
     is_secret: bool = False
     """Never shown again, nor kept."""
-
-    @property
-    def json_schema(self) -> dict[str, Any]:
-        """Its keywords, with the choices."""
-        return {**self.schema, **({"enum": [*map(str, self.choices)]} if self.choices else {})}
 
 
 class CommandField(NamedTuple):
@@ -53,6 +50,16 @@ class CommandField(NamedTuple):
     @property
     def is_flag(self) -> bool:
         return self.kind is bool
+
+    @property
+    def json_schema(self) -> dict[str, Any]:
+        """Its keywords, with the choices."""
+        if not self.field.choices:
+            return dict(self.field.schema)
+        chosen: dict[str, Any] = {"enum": [*map(str, self.field.choices)]}
+        if self.kind is list:
+            chosen = {"items": {"type": "string"} | chosen}
+        return {**self.field.schema, **chosen}
 
     @property
     def option(self) -> str:

@@ -22,10 +22,6 @@ from tenants.admin.cursor import CURSOR, DEFAULT_PAGE, MAX_PAGE
 from tenants.admin.platform.brakes import BRAKED_TIERS, MAX_BRAKE_S
 from tenants.counts import refusal_store
 from tenants.fields import fields_of
-from tenants.outbox.address import MAX_URL_CHARS, PORTS
-from tenants.outbox.kinds import SUBJECTS
-from tenants.people.person import MAX_NAME_CHARS
-from tenants.people.roles import Role
 from tenants.resources.resource import MOST, Filter, Kind, ListQuery, filters_of
 from tenants.types import MAX_END_USER_CHARS, SCOPES, OnLowBudget, Tier
 
@@ -98,7 +94,6 @@ FIELDS: dict[str, dict[str, Any]] = {name: _range(bounds) for name, bounds in RA
     **dict.fromkeys(("TenantCreate.name", "ProjectCreate.name"), form(validation.NAME)),
     **dict.fromkeys(("ConfigTenant.name", "ConfigProject.name", "ConfigKey.name"), form(validation.NAME)),
     **dict.fromkeys(("KeyCreate.name", "KeyChange.name"), form(re.compile(f"({validation.NAME.pattern})?"))),
-    "PersonInvite.name": {"minLength": 1} | form(re.compile(r"\S+"), MAX_NAME_CHARS),
     **dict.fromkeys(
         ("PriceSet.model", "ConfigPrice.model"),
         _NOT_BLANK | {"maxLength": validation.MAX_MODEL_CHARS},
@@ -117,11 +112,6 @@ FIELDS: dict[str, dict[str, Any]] = {name: _range(bounds) for name, bounds in RA
     "BrakeSet.tier": one_of(BRAKED_TIERS),
     "BrakeSet.for_s": between(1, MAX_BRAKE_S),
     "share": {"exclusiveMinimum": 0, "maximum": 1},
-    "PersonInvite.role": one_of(Role),
-    "PersonChange.role": one_of(Role),
-    "subjects": {"items": {"type": "string"} | one_of(SUBJECTS)},
-    "WebhookAdd.url": form(re.compile(f"({'|'.join(PORTS)})://[!-~]+"), MAX_URL_CHARS),
-    "DeliveryAgain.seq": between(1, 2**63 - 1),
 }
 
 
@@ -162,7 +152,7 @@ def annotate(schemas: dict[str, Any], structs: Iterable[type[msgspec.Struct]]) -
     """Completes bodies by what their fields declare."""
     for struct in structs:
         for one in fields_of(struct):
-            narrow(schemas[struct.__name__]["properties"][one.name], one.field.json_schema)
+            narrow(schemas[struct.__name__]["properties"][one.name], one.json_schema)
 
 
 def complete(schemas: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 from functools import partial
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -51,7 +52,8 @@ def groups(resources: Iterable[Resource[Any]]) -> dict[str, Group]:
 def add_to(group: Group, resource: Resource[Any]) -> None:
     group.add_command(list_command(resource))
     for act in resource.acts:
-        group.add_command(act_command(resource, act))
+        if act.has_command:
+            group.add_command(act_command(resource, act))
 
 
 def list_command(resource: Resource[Any]) -> Command:
@@ -59,8 +61,15 @@ def list_command(resource: Resource[Any]) -> Command:
         resource.command,
         params=options_of(resource.query, 0 if resource.is_whole else resource.rows),
         callback=partial(_list, resource),
-        help=resource.command_help or f"{resource.summary}.",
+        help=resource.command_help or _help(resource.summary, resource.answers),
     )
+
+
+def _help(summary: str, answers: str, description: str = "") -> str:
+    """Of a command; `\\b`: click leaves the lines of that paragraph as they are."""
+    json = cleandoc(answers).replace("\n", "\n  ")
+    said = (f"{summary}.", description, json and f"\b\n--json answers {json}")
+    return "\n\n".join(filter(None, said))
 
 
 def options_of(query: type[ListQuery], rows: int) -> list[click.Parameter]:
@@ -96,7 +105,7 @@ def show_rows(resource: Resource[Any], document: Json) -> None:
     rows, shown = document["data"], [part for part in resource.shown if part.in_table]
     shown = [part for part in shown if not rows or any(_has(row, part) for row in rows)]
     table(resource.title.lower(), [part.label.lower() for part in shown], [cells(row, shown) for row in rows])
-    if document["next_cursor"]:
+    if document.get("next_cursor"):
         click.echo(f"more: {again()} --cursor {document['next_cursor']}")
 
 
@@ -117,7 +126,7 @@ _NAMES = {Form.TENANT: "tenant_id", Form.PROJECT: "project_id", Form.KEY: "key_i
 
 
 def _has(row: Mapping[str, Any], shown: Shown) -> bool:
-    return _NAMES.get(shown.form, shown.name) in row
+    return shown.name in row or _NAMES.get(shown.form) in row
 
 
 def cells(row: Mapping[str, Any], shown: Iterable[Shown]) -> list[object]:
@@ -127,6 +136,8 @@ def cells(row: Mapping[str, Any], shown: Iterable[Shown]) -> list[object]:
 def _cell(row: Mapping[str, Any], shown: Shown) -> object:
     value = row.get(shown.name)
     match shown.form:
+        case Form.TENANT if isinstance(value, list):
+            return ", ".join(one["tenant"] or one["tenant_id"] for one in value)
         case Form.TENANT | Form.PROJECT:
             return value or row.get(_NAMES[shown.form]) or _missing(shown)
         case Form.KEY:
@@ -150,6 +161,8 @@ def _cell(row: Mapping[str, Any], shown: Shown) -> object:
             return f"{value:.3g} s"
         case Form.PERCENT:
             return f"{value:g} %"
+        case Form.THOUSANDTHS:
+            return f"{value / 1_000:g}"
         case Form.SHARE:
             return f"{value / row[shown.of] if shown.of else value:.1%}"
         case _:
@@ -200,26 +213,28 @@ def act_command(resource: Resource[Any], act: ResourceAct) -> Command:
             params.append(click.Option(["--tenant", "of_tenant"], help="Whose it is (name or id)."))
     params += [] if act.command is None else [field_option(one) for one in fields_of(act.command)]
     return Command(
-        act.verb.replace("_", "-"),
+        act.command_verb or act.verb.replace("_", "-"),
         params=params,
         callback=partial(_act, resource, act),
-        help=act.command_help or f"{act.summary}.\n\n{act.description}".strip(),
+        help=act.command_help or _help(act.summary, act.answers, act.description),
     )
 
 
-def field_option(one: CommandField) -> click.Option:
+def field_option(one: CommandField) -> click.Parameter:
     if one.is_flag:
         return click.Option([one.option, one.name], is_flag=True, default=False, help=one.field.help or None)
-    default = None if one.is_required or one.kind is list else one.default
+    given = {} if one.is_required or one.kind is list or one.default is None else {"default": one.default}
     kind = click.Choice([*map(str, one.field.choices)]) if one.field.choices else _kind_of(one)
+    if one.field.is_argument:
+        return click.Argument([one.name], type=kind)
     return click.Option(
         [one.option, one.name],
         type=kind,
         required=one.is_required,
-        default=default,
-        show_default=default is not None,
+        show_default=bool(given),
         multiple=one.kind is list,
         help=one.field.help or None,
+        **given,
     )
 
 
@@ -246,6 +261,10 @@ def _act(
     of_tenant: str | None = None,
     **given: Any,
 ) -> None:
+    known = () if act.command is None else fields_of(act.command)
+    options = {one.name: one.option for one in known if not one.field.is_argument}
+    if act.is_change and not any(given[name] for name in options):
+        raise click.UsageError(f"say what changes: {', '.join(options.values())}")
     try:
         command = None if act.command is None else command_of(act.command, given)
     except Invalid as error:
@@ -256,4 +275,7 @@ def _act(
         return (await admin.with_names([done.shown]))[0]
 
     shown = administer(run)
-    answer(shown, act.said(shown))
+    if act.is_list:
+        answer(shown["data"], lambda: show_rows(resource, shown))
+    else:
+        answer(shown, act.said(shown))

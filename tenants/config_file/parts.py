@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from tenants.config_file.base import ConfigInvalid, Place, State
 from tenants.config_file.steps import ConfigStep, NamedOnce, differences, standing_at
-from tenants.fields import Field, fields_of
+from tenants.fields import CommandField, fields_of
 from tenants.resources.resource import Document, Resource
 
 Resources = Sequence[Resource[Any]]
@@ -38,28 +38,29 @@ def part_like(
     names: Sequence[str],
     base: type[msgspec.Struct],
     without: Sequence[str] = ("tenant",),
+    *,
+    has_state: bool = True,
 ) -> type[msgspec.Struct]:
     """A struct of the command's fields, and `state`. What is not among `names` may be left out."""
     fields: list[tuple[Any, ...]] = []
-    declared = {one.name: one.field for one in fields_of(command)}
+    declared = {one.name: one for one in fields_of(command)}
     for one in msgspec.structs.fields(command):
         if one.name in without:
             continue
-        field = declared[one.name]
-        kind = _described(one.type, field)
+        kind = _described(one.type, declared[one.name])
         if one.name in names:
             fields.append((one.name, kind))
         else:
             fields.append((one.name, kind | None, None) if one.required else (one.name, kind, one.default))
-    fields.append(("state", State, "present"))
+    fields += [("state", State, "present")] if has_state else []
     return msgspec.defstruct(name, fields, bases=(base,), kw_only=True)
 
 
-def _described(kind: Any, field: Field) -> Any:
+def _described(kind: Any, field: CommandField) -> Any:
     """The type with what its field declares; of one that may be null, the other kind."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
-    described = Meta(description=field.help or None, extra_json_schema=field.json_schema or None)
+    described = Meta(description=field.field.help or None, extra_json_schema=field.json_schema or None)
     others = [one for one in get_args(kind) if one is not NoneType]
     if get_origin(kind) in (Union, UnionType) and len(others) == 1:
         return Annotated[others[0], described] | None

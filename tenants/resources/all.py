@@ -8,16 +8,20 @@ from tenants.resources.counts import CALIBRATION, REFUSAL_COUNTS
 from tenants.resources.ended import ENDED
 from tenants.resources.limits import LIMITS
 from tenants.resources.misses import MISSES
+from tenants.resources.people import PEOPLE
+from tenants.resources.prices import PRICES
 from tenants.resources.records.audit import AUDIT
 from tenants.resources.records.minutes import ENGINES, FLOW
 from tenants.resources.records.moves import MOVES
 from tenants.resources.refusals import REFUSALS
 from tenants.resources.resource import Resource
 from tenants.resources.slos import SLOS
+from tenants.resources.webhooks import WEBHOOKS
 
 RESOURCES: tuple[Resource[Any], ...] = (
     LIMITS,
     SLOS,
+    PRICES,
     ENDED,
     MISSES,
     REFUSALS,
@@ -27,4 +31,6 @@ RESOURCES: tuple[Resource[Any], ...] = (
     FLOW,
     ENGINES,
     AUDIT,
+    WEBHOOKS,
+    PEOPLE,
 )

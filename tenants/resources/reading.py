@@ -46,15 +46,17 @@ async def read_page(
     cursor: str | None = None,
     limit: int = DEFAULT_PAGE,
     of_tenant: str | None = None,
+    only: frozenset[str] | None = None,
 ) -> Page[R]:
-    """`of_tenant`: the rows of the tenant with this id, as it may see them. A page may be shorter than
-    `limit` before the list ends. Raises `Invalid`, `NotFound`, `DatabaseUnavailable`."""
+    """`of_tenant`: the rows of the tenant with this id, as it may see them; `only`: of these tenants (ids). A
+    page may be shorter than `limit` before the list ends.
+    Raises `Invalid`, `NotFound`, `DatabaseUnavailable`."""
     filters, most = msgspec.to_builtins(query), checked_limit(limit)
     check_filters(query)
     name = resource.plural if of_tenant is None else f"{resource.plural} of {of_tenant}"
     key: Any = tuple[tuple(BOUNDED[one] for one in resource.key_types(query))]  # type: ignore[misc]
     after = None if cursor is None else decode_cursor(name, filters, cursor, key)
-    request = PageRequest(query, after, most + 1, of_tenant, admin.transactions.now_us())
+    request = PageRequest(query, after, most + 1, of_tenant, admin.transactions.now_us(), only)
     rows, end = await admin.transactions.read(lambda connection: resource.read(connection, request))
     page = page_of(rows, most, name, filters, resource.sort_key, scanned_to=end)
     if of_tenant is None or resource.own is None:

@@ -24,7 +24,7 @@ from tenants.people.roles import Act
 from tenants.types import SCOPES
 
 R = TypeVar("R")
-NUMBERS = ("number", "seconds", "money", "share", "percent")
+NUMBERS = ("number", "seconds", "money", "share", "percent", "thousandths")
 NONE = "–"
 Json = dict[str, Any]
 
@@ -149,6 +149,8 @@ class Form(StrEnum):
     SHARE = "share"
     """0 to 1, in per cent."""
     PERCENT = "percent"
+    THOUSANDTHS = "thousandths"
+    """1000: 1."""
     TENANT = "tenant"
     PROJECT = "project"
     KEY = "key"
@@ -235,6 +237,8 @@ class PageRequest:
     of_tenant: str | None
     """Only what this tenant (id) may see."""
     now_us: int
+    only: frozenset[str] | None = None
+    """Only what belongs to these tenants (ids); None: to any."""
 
 
 Reader = Callable[[Connection, PageRequest], tuple[list[R], SortKey | None]]
@@ -294,12 +298,22 @@ class ResourceAct:
     path: str = ""
     """Behind the noun's own; `{reference}` names the one it changes."""
     status: int = 200
+    is_change: bool = False
+    """Its command needs one option at least: what is not named stays as it is."""
+    is_list: bool = False
+    """It answers rows, as the list does."""
     takes_condition: bool = True
     """Whether `If-Match` counts: of a change to what may exist."""
     description: str = ""
     confirm: tuple[str, ...] = ()
     """What a page says before it is done; empty: it asks nothing."""
+    command_verb: str = ""
+    """The command, where it is not the verb of the name."""
     command_help: str = ""
+    answers: str = ""
+    """In place of it, what `--json` answers; before that stand summary and description."""
+    has_command: bool = True
+    """False: the command line does it with a command of its own."""
     words: Callable[[Mapping[str, Any]], str] | None = None
     """What its command says of the answer; None: that it is done."""
 
@@ -402,9 +416,13 @@ class Resource(Generic[R]):
     command: str = "list"
     group_help: str = ""
     command_help: str = ""
+    answers: str = ""
+    """In place of it, what `--json` answers; before that stands the summary."""
     own: OwnList[R] | None = None
     find: Callable[[Connection, str, str | None], R] | None = None
     """One by its reference, with a tenant only among that one's. Raises `NotFound`, `Invalid`."""
+    stored_list: Callable[[Any, list[R]], Mapping[str, Any] | None] | None = None
+    """What the entity tag of all rows of a query is made of; None: they have none."""
     one_description: str = ""
     """Of the route that shows one."""
     is_named_in_tenant: bool = False

@@ -9,10 +9,11 @@ import pytest
 
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
-from tenants.admin.commands import KeyCreate, PriceSet, ProjectCreate, TenantChange, TenantCreate
+from tenants.admin.commands import KeyCreate, ProjectCreate, TenantChange, TenantCreate
 from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
 from tenants.nouns.limit import LimitSet
+from tenants.pricing.price_row import PriceSet
 from tenants.resources.reading import read_page
 from tenants.resources.records.audit import AUDIT, AuditQuery
 from tests.support.audited import audited

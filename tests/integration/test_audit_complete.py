@@ -23,8 +23,8 @@ from tenants.admin.admin import Admin
 from tenants.admin.audit import LINK, Actor
 from tenants.admin.commands import KeyCreate, TenantCreate
 from tenants.admin.transaction import Transactions
-from tenants.admin.webhooks import WebhookAdd
 from tenants.nouns.limit import LimitSet
+from tenants.outbox.webhook import WebhookAdd
 from tenants.people.person import PersonInvite
 from tenants.slo.target import SloSet
 from tenants.storage import tables

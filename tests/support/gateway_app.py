@@ -18,9 +18,10 @@ from litestar import Litestar
 from ops.serving.composition import build
 from ops.settings.settings import load
 from tenants.admin.admin import Admin
-from tenants.admin.commands import KeyCreate, PriceSet, TenantCreate
+from tenants.admin.commands import KeyCreate, TenantCreate
 from tenants.admin.transaction import Transactions
 from tenants.errors import AlreadyExists
+from tenants.pricing.price_row import PriceSet
 from tenants.resources.all import RESOURCES
 from tenants.resources.resource import Resource
 from tenants.storage.database import open_database
