@@ -8,15 +8,15 @@ from gateway.routes.admin import (
     config,
     ledger,
     limits,
-    people,
     policy,
     prices,
+    sessions,
     slo,
     status,
     tenants,
     upstreams,
 )
-from gateway.routes.admin.records import audit_log, webhooks
+from gateway.routes.admin.records import alerts, audit_log
 
 HANDLERS = [
     *status.HANDLERS,
@@ -30,6 +30,6 @@ HANDLERS = [
     *prices.HANDLERS,
     *slo.HANDLERS,
     *upstreams.HANDLERS,
-    *people.HANDLERS,
-    *webhooks.HANDLERS,
+    *sessions.HANDLERS,
+    *alerts.HANDLERS,
 ]
