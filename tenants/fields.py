@@ -27,12 +27,12 @@ class Field:
     choices: tuple[str, ...] = ()
     schema: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Further keywords of JSON Schema: bounds and forms, from the constants that check them."""
+    is_argument: bool = False
+    """On the command line it has no option: it stands by itself."""
     is_duration: bool = False
     """Seconds, on the command line as a duration such as 30m."""
     is_secret: bool = False
     """Never shown again, nor kept."""
-    is_argument: bool = False
-    """On the command line it has no option: it stands by itself."""
     none: str = ""
     """On the command line: the word, or the option, that empties the field."""
     none_help: str = ""

@@ -24,10 +24,6 @@ from tenants.fields import fields_of
 from tenants.nouns import checks
 from tenants.nouns.key import KeyChange
 from tenants.nouns.tenant import TenantChange
-from tenants.outbox.address import MAX_URL_CHARS, PORTS
-from tenants.outbox.kinds import SUBJECTS
-from tenants.people.person import MAX_NAME_CHARS
-from tenants.people.roles import Role
 from tenants.resources.resource import MOST, Filter, Kind, ListQuery, filters_of
 from tenants.types import MAX_END_USER_CHARS, Tier
 
@@ -98,7 +94,6 @@ FIELDS: dict[str, dict[str, Any]] = {name: _range(bounds) for name, bounds in RA
     "EmbeddingRequest.truncate_prompt_tokens": between(-1),
     "RerankRequest.truncate_prompt_tokens": between(-1),
     **dict.fromkeys(("ConfigTenant.name", "ConfigProject.name", "ConfigKey.name"), form(checks.NAME)),
-    "PersonInvite.name": {"minLength": 1} | form(re.compile(r"\S+"), MAX_NAME_CHARS),
     **dict.fromkeys(
         ("PriceSet.model", "ConfigPrice.model"),
         _NOT_BLANK | {"maxLength": checks.MAX_MODEL_CHARS},
@@ -111,11 +106,6 @@ FIELDS: dict[str, dict[str, Any]] = {name: _range(bounds) for name, bounds in RA
     "BrakeSet.tier": one_of(BRAKED_TIERS),
     "BrakeSet.for_s": between(1, MAX_BRAKE_S),
     "share": {"exclusiveMinimum": 0, "maximum": 1},
-    "PersonInvite.role": one_of(Role),
-    "PersonChange.role": one_of(Role),
-    "subjects": {"items": {"type": "string"} | one_of(SUBJECTS)},
-    "WebhookAdd.url": form(re.compile(f"({'|'.join(PORTS)})://[!-~]+"), MAX_URL_CHARS),
-    "DeliveryAgain.seq": between(1, 2**63 - 1),
 }
 
 

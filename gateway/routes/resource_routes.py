@@ -89,7 +89,10 @@ async def _listed(request: Request, resource: Resource[Any], of_tenant: str | No
         admin_of(request), resource, query, cursor=cursor, limit=limit, of_tenant=of_tenant
     )
     shown = await json_of_page(gateway_of(request), resource, query, page.rows)
-    return await paged(request, Page(shown, page.next_cursor), dict)
+    answer = await paged(request, Page(shown, page.next_cursor), dict)
+    is_whole = cursor is None and page.next_cursor is None
+    stored = resource.stored_list(query, page.rows) if is_whole and resource.stored_list is not None else None
+    return answer if stored is None else tagged(answer, stored)
 
 
 def _list(resource: Resource[Any]) -> HTTPRouteHandler:

@@ -40,6 +40,7 @@ def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
     from tenants.storage.database import open_database
 
     settings = settings_now()
+    server = datadir.running_server(settings.data_dir)  # the console answers where the admin API does
 
     async def run() -> T:
         database = open_database(settings.resolved_database_url)
@@ -51,6 +52,7 @@ def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
                     tier_multipliers=settings.tier_multipliers,
                     alert_misses=settings.gateway.alert_misses,
                     webhook_private=settings.gateway.webhook_private,
+                    console_url=settings.gateway.console_url or (server.url_of_admin if server else ""),
                 )
             )
             if await admin.keys.is_own_pepper():  # else only acts that make no key go on

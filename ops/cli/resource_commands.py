@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 from functools import partial
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -47,7 +48,8 @@ def groups(resources: Iterable[Resource[Any]]) -> dict[str, Group]:
 def add_to(group: Group, resource: Resource[Any]) -> None:
     group.add_command(list_command(resource))
     for act in resource.acts:
-        group.add_command(act_command(resource, act))
+        if act.has_command:
+            group.add_command(act_command(resource, act))
 
 
 def list_command(resource: Resource[Any]) -> Command:
@@ -55,8 +57,15 @@ def list_command(resource: Resource[Any]) -> Command:
         resource.command,
         params=options_of(resource.query, 0 if resource.is_whole else resource.rows),
         callback=partial(_list, resource),
-        help=resource.command_help or f"{resource.summary}.",
+        help=resource.command_help or _help(resource.summary, resource.answers),
     )
+
+
+def _help(summary: str, answers: str, description: str = "") -> str:
+    """Of a command; `\\b`: click leaves the lines of that paragraph as they are."""
+    json = cleandoc(answers).replace("\n", "\n  ")
+    said = (f"{summary}.", description, json and f"\b\n--json answers {json}")
+    return "\n\n".join(filter(None, said))
 
 
 def options_of(query: type[ListQuery], rows: int) -> list[click.Parameter]:
@@ -92,7 +101,7 @@ def show_rows(resource: Resource[Any], document: Json) -> None:
     rows, shown = document["data"], [part for part in resource.shown if part.in_table]
     shown = [part for part in shown if not rows or any(_has(row, part) for row in rows)]
     table(resource.title.lower(), [part.label.lower() for part in shown], [cells(row, shown) for row in rows])
-    if document["next_cursor"]:
+    if document.get("next_cursor"):
         click.echo(f"more: {again()} --cursor {document['next_cursor']}")
 
 
@@ -113,7 +122,7 @@ _NAMES = {Form.TENANT: "tenant_id", Form.PROJECT: "project_id", Form.KEY: "key_i
 
 
 def _has(row: Mapping[str, Any], shown: Shown) -> bool:
-    return _NAMES.get(shown.form, shown.name) in row
+    return shown.name in row or _NAMES.get(shown.form) in row
 
 
 def cells(row: Mapping[str, Any], shown: Iterable[Shown]) -> list[object]:
@@ -123,6 +132,8 @@ def cells(row: Mapping[str, Any], shown: Iterable[Shown]) -> list[object]:
 def _cell(row: Mapping[str, Any], shown: Shown) -> object:
     value = row.get(shown.name)
     match shown.form:
+        case Form.TENANT if isinstance(value, list):
+            return ", ".join(one["tenant"] or one["tenant_id"] for one in value)
         case Form.TENANT | Form.PROJECT:
             return value or row.get(_NAMES[shown.form]) or _missing(shown)
         case Form.KEY:
@@ -148,6 +159,8 @@ def _cell(row: Mapping[str, Any], shown: Shown) -> object:
             return f"{value:g} %"
         case Form.FACTOR:
             return f"{value:g}"
+        case Form.THOUSANDTHS:
+            return f"{value / 1_000:g}"
         case Form.SHARE:
             return f"{value / row[shown.of] if shown.of else value:.1%}"
         case _:
@@ -175,7 +188,7 @@ def act_command(resource: Resource[Any], act: ResourceAct) -> Command:
         act.command_verb or act.verb.replace("_", "-"),
         params=params,
         callback=partial(_act, resource, act),
-        help=act.command_help or f"{act.summary}.\n\n{act.description}".strip(),
+        help=act.command_help or _help(act.summary, act.answers, act.description),
     )
 
 
@@ -193,4 +206,7 @@ def _act(
         return (await admin.with_names([done.shown]))[0]
 
     shown = administer(run)
-    answer(shown, act.said(shown))
+    if act.is_list:
+        answer(shown["data"], lambda: show_rows(resource, shown))
+    else:
+        answer(shown, act.said(shown))

@@ -48,15 +48,13 @@ def command_parameters(act: ResourceAct) -> list[click.Parameter]:
     fields = () if act.command is None else fields_of(act.command)
     params: list[click.Parameter] = []
     for one in sorted(fields, key=lambda one: not one.is_required):
-        params.append(
-            click.Argument([one.name]) if one.field.is_argument else field_option(one, act.is_change)
-        )
+        params.append(field_option(one, act.is_change))
         if act.is_change and one.field.none.startswith("--"):
             params.append(_none_option(one))
     return params
 
 
-def field_option(one: CommandField, is_change: bool = False) -> click.Option:
+def field_option(one: CommandField, is_change: bool = False) -> click.Parameter:
     words, none = one.field.help, [one.field.none] if is_change and one.has_word else []
     if none:
         words += f"  [{one.field.none}: none of its own]"
@@ -71,6 +69,8 @@ def field_option(one: CommandField, is_change: bool = False) -> click.Option:
     kind = _kind_of(one)
     if one.field.choices:
         kind = click.Choice([*map(str, one.field.choices), *none])
+    if one.field.is_argument:
+        return click.Argument([one.name], type=kind)
     return click.Option(
         [one.option, one.name],
         type=kind,

@@ -7,22 +7,6 @@ from __future__ import annotations
 import msgspec
 
 
-class PriceSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /admin/v1/prices`. Money in nano-dollars a token; multiplier and weights in thousandths."""
-
-    model: str
-    tier: str | None = None
-    input_nanousd: int | None = None
-    cached_input_nanousd: int | None = None
-    output_nanousd: int | None = None
-    multiplier: int | None = None
-    input_weight: int | None = None
-    cached_input_weight: int | None = None
-    output_weight: int | None = None
-    reasoning_weight: int | None = None
-    free: bool = False
-
-
 class BrakeSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`PUT /admin/v1/brake`."""
 

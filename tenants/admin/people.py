@@ -12,7 +12,6 @@ from typing import Any
 from sqlalchemy import Connection, delete, update
 
 from tenants.admin.audit import Actor
-from tenants.admin.cursor import DEFAULT_PAGE, Page, Text, beyond, checked_limit, decode_cursor, page_of
 from tenants.admin.transaction import AdminActs, Change, IfMatch
 from tenants.audit import persons, store
 from tenants.directory import queries
@@ -170,21 +169,6 @@ class PeopleActs(AdminActs):
 
     async def show(self, person: str) -> Person:
         return await self._transactions.read(lambda connection: rows.find_person(connection, person))
-
-    async def all(self) -> list[Person]:
-        return await self._transactions.read(rows.people_where)
-
-    async def page(self, *, cursor: str | None = None, limit: int = DEFAULT_PAGE) -> Page[Person]:
-        """Raises `Invalid`."""
-        most = checked_limit(limit)
-        last = None if cursor is None else decode_cursor("people", {}, cursor, tuple[Text])
-
-        def look(connection: Connection) -> list[Person]:
-            after = () if last is None else (beyond([people.c.name], last),)
-            return rows.people_where(connection, *after, limit=most + 1)
-
-        persons = await self._transactions.read(look)
-        return page_of(persons, most, "people", {}, lambda row: (row.name,))
 
     async def end_sessions(self, actor: Actor | str, person: str, if_match: IfMatch = None) -> Person:
         """Logs a person out everywhere, also where a log-in is under way."""

@@ -4,15 +4,11 @@ Every change is a new version of the models and tiers that it changes; ledger ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import datetime
-from typing import Any
+from collections.abc import Mapping
 
 from sqlalchemy import Connection, RowMapping, and_, insert, or_, select
 
 from tenants.admin.audit import Actor
-from tenants.admin.commands import PriceSet
 from tenants.admin.cursor import (
     DEFAULT_PAGE,
     Number,
@@ -27,31 +23,12 @@ from tenants.directory import queries
 from tenants.errors import Invalid, NotFound
 from tenants.instants import from_us
 from tenants.nouns import checks
-from tenants.pricing.pricing import FREE, Price, PriceBook, PriceEntry, TokenWeights
+from tenants.pricing.price_row import PriceRow, PriceSet, as_stored, changed, entry_columns, entry_of
+from tenants.pricing.pricing import Price, PriceBook, PriceEntry
 from tenants.storage import tables
 from tenants.types import Tier
 
 MAX_VERSIONS = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class PriceRow:
-    """Prices of a model and tier in a version: nano-dollars a token; multiplier, weights: thousandths."""
-
-    version: int
-    model: str
-    tier: Tier
-    entry: PriceEntry
-    created_at: datetime
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "version": self.version,
-            "model": self.model,
-            "tier": self.tier.value,
-            **entry_columns(self.entry),
-            "created_at": self.created_at.isoformat(),
-        }
 
 
 class PriceActs(AdminActs):
@@ -95,17 +72,7 @@ class PriceActs(AdminActs):
 
     async def all(self) -> list[PriceRow]:
         """Prices in force, by model and tier."""
-        return await self._transactions.read(_in_force)
-
-    async def page(
-        self, model: str | None = None, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
-    ) -> Page[PriceRow]:
-        """Prices in force by model and tier, of one model or of all. Raises `Invalid`."""
-        most, filters = checked_limit(limit), {"model": model}
-        last = None if cursor is None else decode_cursor("prices", filters, cursor, tuple[Text, Number])
-        rows = sorted((row for row in await self.all() if model in (None, row.model)), key=_price_key)
-        left = [row for row in rows if last is None or _price_key(row) > last]
-        return page_of(left, most, "prices", filters, _price_key)
+        return await self._transactions.read(in_force)
 
     async def page_history(
         self, model: str, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
@@ -129,49 +96,6 @@ class PriceActs(AdminActs):
         tiers = list(Tier)
         shown = sorted(page.rows, key=lambda row: (-row.version, tiers.index(row.tier)))
         return Page(shown, page.next_cursor)
-
-
-def _price_key(row: PriceRow) -> tuple[str, int]:
-    return row.model, list(Tier).index(row.tier)
-
-
-def changed(old: PriceEntry | None, wanted: PriceSet, default_multiplier: int) -> PriceEntry:
-    """The entry after `wanted`; `old` None: the model had no price in this tier. Raises `Invalid`."""
-    if wanted.free and (wanted.input_nanousd or wanted.cached_input_nanousd or wanted.output_nanousd):
-        raise Invalid("free", "give prices or free, not both")
-    if wanted.free:
-        price = FREE
-    elif old is None:
-        if wanted.input_nanousd is None or wanted.output_nanousd is None:
-            raise Invalid(
-                "input_nanousd" if wanted.input_nanousd is None else "output_nanousd",
-                f"is missing: model {wanted.model!r} has no price yet; "
-                "give input and output, or mark it free",
-            )
-        cached = wanted.cached_input_nanousd
-        price = Price(
-            wanted.input_nanousd, wanted.input_nanousd if cached is None else cached, wanted.output_nanousd
-        )
-    else:
-        price = replace(
-            old.price, **_given(wanted, "input_nanousd", "cached_input_nanousd", "output_nanousd")
-        )
-    weights = TokenWeights() if old is None else old.weights
-    names = ("input_weight", "cached_input_weight", "output_weight", "reasoning_weight")
-    given = {name.removesuffix("_weight"): value for name, value in _given(wanted, *names).items()}
-    multiplier = default_multiplier if old is None else old.multiplier
-    return PriceEntry(
-        price, multiplier if wanted.multiplier is None else wanted.multiplier, replace(weights, **given)
-    )
-
-
-def _given(wanted: PriceSet, *names: str) -> dict[str, int]:
-    return {name: getattr(wanted, name) for name in names if getattr(wanted, name) is not None}
-
-
-def entry_columns(entry: PriceEntry) -> dict[str, int]:
-    weights = {f"{name}_weight": value for name, value in asdict(entry.weights).items()}
-    return {**asdict(entry.price), "multiplier": entry.multiplier, **weights}
 
 
 def _insert(
@@ -199,10 +123,11 @@ def _insert(
 
 
 def _rows_of(connection: Connection, model: str) -> list[PriceRow]:
-    return [row for row in _in_force(connection) if row.model == model]
+    return [row for row in in_force(connection) if row.model == model]
 
 
-def _in_force(connection: Connection) -> list[PriceRow]:
+def in_force(connection: Connection) -> list[PriceRow]:
+    """By model and tier; what changed last first."""
     query = queries.prices_in_force(queries.price_version(connection))
     rows = [_row(row) for row in connection.execute(query).mappings()]
     order = list(Tier)
@@ -210,10 +135,5 @@ def _in_force(connection: Connection) -> list[PriceRow]:
 
 
 def _row(row: RowMapping) -> PriceRow:
-    entry, created_at = queries.entry_from(row), from_us(row["created_us"])
+    entry, created_at = entry_of(row), from_us(row["created_us"])
     return PriceRow(row["version"], row["model"], Tier(row["tier"]), entry, created_at)
-
-
-def as_stored(rows: Sequence[PriceRow]) -> dict[str, Any] | None:
-    """The current rows of one model, for the audit and its entity tag; None: it has no price."""
-    return {row.tier.value: row.as_json() for row in rows} or None

@@ -82,6 +82,8 @@ class Transactions:
     """An alert's fewest in its long window."""
     webhook_private: bool = False
     """Whether webhooks may have private addresses."""
+    console_url: str = ""
+    """Before the path of a link to the console; empty: the link is the path."""
     opened: OpenTransaction | None = None
     """The transaction that all acts share; None: each has its own."""
 

@@ -1,4 +1,4 @@
-"""Webhooks: commands, reads and admin acts; their deliveries, and alerts.
+"""Admin acts on webhooks, and reads: of them, of their deliveries, and of alerts.
 
 Secrets are shown once, and stored encrypted with the URL. Audit rows hold no secret, and only the host."""
 
@@ -6,29 +6,25 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
 from sqlalchemy import Connection, delete, false, func, insert, or_, select
 from sqlalchemy.sql import ColumnElement
 
 from tenants.admin.audit import Actor
-from tenants.admin.cursor import DEFAULT_PAGE, Page, Text, beyond, checked_limit, decode_cursor, page_of
 from tenants.admin.transaction import AdminActs, Change
 from tenants.directory import queries
 from tenants.directory.keys import PEPPER_SETTING, fingerprint, new_id
 from tenants.errors import Invalid, NotFound, PepperMismatch
-from tenants.instants import from_us
 from tenants.outbox import incidents as incident_store
 from tenants.outbox import outbox as store
 from tenants.outbox.address import target_of
-from tenants.outbox.kinds import OF_TENANTS, SUBJECTS, TEST
+from tenants.outbox.kinds import TEST
 from tenants.outbox.lookup import address_of
 from tenants.outbox.outbox import Delivery, OutboxEvent
 from tenants.outbox.signing import NONCE_BYTES, SECRET_BYTES, seal, secret_text, unseal
 from tenants.outbox.transitions import Incident
+from tenants.outbox.webhook import DeliveryAgain, Webhook, WebhookAdd, checked_subjects
 from tenants.storage.tables import incidents, outbox, webhooks
 
 MAX_WEBHOOKS = 2_000
@@ -44,74 +40,11 @@ MAX_OF_A_TENANT = 5
 MAX_OF_THE_PLATFORM = 20
 
 
-class WebhookAdd(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /admin/v1/webhooks`."""
-
-    url: str
-    tenant: str | None = None
-    """Whose events it receives; without: those of all tenants, and of the platform."""
-    subjects: list[str] | None = None
-    """Only these; without: all."""
-
-
-class DeliveryAgain(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /admin/v1/webhooks/{webhook}/resend`; without a body: every dead letter."""
-
-    seq: int | None = None
-    """Of the dead letter."""
-
-
-@dataclass(frozen=True, slots=True)
-class Webhook:
-    """A receiver of events."""
-
-    webhook_id: str
-    tenant_id: str
-    """Empty: of all tenants, and of the platform."""
-    host: str
-    """Its URL without the path, which is a secret of many receivers."""
-    subjects: tuple[str, ...]
-    """Empty: all."""
-    created_us: int
-    by: str
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "id": self.webhook_id,
-            "tenant_id": self.tenant_id or None,
-            "host": self.host,
-            "subjects": list(self.subjects),
-            "created_at": from_us(self.created_us).isoformat(),
-            "by": self.by,
-        }
-
-
-def checked_subjects(wanted: Iterable[str] | None, *, of_tenant: bool) -> tuple[str, ...]:
-    """Raises `Invalid` for a subject that the webhook would never receive."""
-    known = OF_TENANTS if of_tenant else SUBJECTS
-    chosen = tuple(dict.fromkeys(wanted or ()))
-    for subject in chosen:
-        if subject not in known:
-            whose = "of a tenant" if of_tenant else "there are"
-            raise Invalid("subjects", f"{subject[:40]!r} is none; those {whose}: {', '.join(known)}")
-    return chosen
-
-
 class WebhookActs(AdminActs):
     async def all(self, whose: Whose = None) -> list[Webhook]:
-        return await self._transactions.read(lambda one: _where(one, *seen(webhooks.c.tenant_id, whose)))
-
-    async def page(
-        self, whose: Whose = None, *, cursor: str | None = None, limit: int = DEFAULT_PAGE
-    ) -> Page[Webhook]:
-        """Raises `Invalid`."""
-        most = checked_limit(limit)
-        last = None if cursor is None else decode_cursor("webhooks", {}, cursor, tuple[Text])
-        wanted = seen(webhooks.c.tenant_id, whose)
-        if last is not None:
-            wanted.append(beyond([webhooks.c.id], last))
-        rows = await self._transactions.read(lambda one: _where(one, *wanted, most=most + 1))
-        return page_of(rows, most, "webhooks", {}, lambda hook: (hook.webhook_id,))
+        return await self._transactions.read(
+            lambda one: webhooks_where(one, *seen(webhooks.c.tenant_id, whose))
+        )
 
     async def show(self, webhook: str, whose: Whose = None) -> Webhook:
         """Raises `NotFound`."""
@@ -260,13 +193,13 @@ class WebhookActs(AdminActs):
 def find_webhook(connection: Connection, webhook: str, whose: Whose = None) -> Webhook:
     """Raises `NotFound`."""
     is_it = webhooks.c.id == queries.plain(webhook)
-    rows = _where(connection, is_it, *seen(webhooks.c.tenant_id, whose))
+    rows = webhooks_where(connection, is_it, *seen(webhooks.c.tenant_id, whose))
     if not rows:
         raise NotFound("webhook", webhook[:80])
     return rows[0]
 
 
-def _where(
+def webhooks_where(
     connection: Connection, *conditions: ColumnElement[bool], most: int = MAX_WEBHOOKS
 ) -> list[Webhook]:
     query = select(*_COLUMNS).where(*conditions).order_by(webhooks.c.id)

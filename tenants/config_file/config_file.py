@@ -12,7 +12,6 @@ from sqlalchemy import Connection
 
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
-from tenants.admin.commands import PriceSet
 from tenants.admin.transaction import IfMatch, require_match
 from tenants.config_file.base import ConfigInvalid
 from tenants.config_file.document import Configuration
@@ -164,8 +163,6 @@ async def _perform(
             await admin.limits.set(actor, wanted)
         case "limit.remove", None:
             await admin.limits.remove(actor, reference, tenant or None)
-        case "price.set", PriceSet() as wanted:
-            await admin.prices.set(actor, wanted)
         case "policy.set", PolicyMove(before=before, after=after):
             await admin.policy.store(actor, after, before)
         case "policy.from_settings", PolicyMove(before=before, after=after):

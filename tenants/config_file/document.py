@@ -15,6 +15,7 @@ from msgspec import Meta
 from tenants.config_file.base import State
 from tenants.config_file.parts import Resources, documents, part_like, part_of
 from tenants.nouns.limit import LimitSet
+from tenants.pricing.price_row import PriceSet
 from tenants.resources.slos import SLOS
 from tenants.types import SCOPES, OnLowBudget, Tier
 
@@ -49,6 +50,10 @@ C = TypeVar("C", bound=ConfigPart)
 assert SLOS.document is not None
 ConfigTarget: Any = part_of(SLOS.document, ConfigPart)
 """A latency target."""
+ConfigPrice: Any = part_like(
+    "ConfigPrice", PriceSet, ("model",), ConfigPart, without=("free",), has_state=False
+)
+"""Prices of a model in one tier, or in all; a tier's own come before those of all."""
 
 
 class ConfigPolicy(ConfigPart):
@@ -57,24 +62,6 @@ class ConfigPolicy(ConfigPart):
     state: State = "present"
     name: Annotated[str, Meta(description="As of `fairgate policy set`.")] = ""
     options: dict[str, str | int | float] = {}
-
-
-class ConfigPrice(ConfigPart):
-    """Prices of a model in one tier, or in all. Money in nano-dollars a token; multiplier and weights in
-    thousandths."""
-
-    model: str
-    tier: Annotated[
-        TierName | None, Meta(description="Only this tier; without: each tier, below what it names itself.")
-    ] = None
-    input_nanousd: int | None = None
-    cached_input_nanousd: int | None = None
-    output_nanousd: int | None = None
-    multiplier: int | None = None
-    input_weight: int | None = None
-    cached_input_weight: int | None = None
-    output_weight: int | None = None
-    reasoning_weight: int | None = None
 
 
 ConfigLimit: Any = part_like("ConfigLimit", LimitSet, ("meter",), ConfigPart, without=("tenant", "platform"))

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 from ruamel.yaml import YAML
 
-from tenants.admin.prices import entry_columns
 from tenants.config_file.document import (
     ALL,
     NEVER,
@@ -41,6 +40,7 @@ from tenants.config_file.state import (
 )
 from tenants.nouns.limit import terms_of
 from tenants.nouns.tenant import tier_names
+from tenants.pricing.price_row import entry_columns
 from tenants.pricing.pricing import PriceBook
 from tenants.types import Limit, Tier
 

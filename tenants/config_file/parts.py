@@ -38,6 +38,8 @@ def part_like(
     names: Sequence[str],
     base: type[msgspec.Struct],
     without: Sequence[str] = ("tenant",),
+    *,
+    has_state: bool = True,
 ) -> type[msgspec.Struct]:
     """A struct of the command's fields, and `state`. What is not among `names` may be left out."""
     fields: list[tuple[Any, ...]] = []
@@ -45,13 +47,12 @@ def part_like(
     for one in msgspec.structs.fields(command):
         if one.name in without:
             continue
-        field = declared[one.name]
-        kind = _described(one.type, field)
+        kind = _described(one.type, declared[one.name])
         if one.name in names:
             fields.append((one.name, kind))
         else:
             fields.append((one.name, kind | None, None) if one.required else (one.name, kind, one.default))
-    fields.append(("state", State, "present"))
+    fields += [("state", State, "present")] if has_state else []
     return msgspec.defstruct(name, fields, bases=(base,), kw_only=True)
 
 

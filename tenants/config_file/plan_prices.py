@@ -7,12 +7,11 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
-from tenants.admin.commands import PriceSet
-from tenants.admin.prices import changed, entry_columns
 from tenants.config_file.base import Place
 from tenants.config_file.document import ConfigPrice
 from tenants.config_file.steps import ConfigStep, NamedOnce, differences, standing_at
 from tenants.nouns import checks
+from tenants.pricing.price_row import PriceSet, changed, entry_columns
 from tenants.pricing.pricing import PriceBook, PriceEntry
 from tenants.types import Tier
 

@@ -15,7 +15,8 @@ from tenants.nouns.key import ApiKey
 from tenants.nouns.limit import limit_from, override_from
 from tenants.nouns.project import Project
 from tenants.nouns.tenant import Tenant
-from tenants.pricing.pricing import Price, PriceBook, PriceEntry, TokenWeights
+from tenants.pricing.price_row import entry_of
+from tenants.pricing.pricing import PriceBook
 from tenants.storage.tables import (
     api_keys,
     directory_revision,
@@ -238,7 +239,7 @@ def price_book(connection: Connection, version: int | None = None) -> PriceBook:
     """The prices as of `version`, or the newest."""
     as_of = price_version(connection) if version is None else version
     rows = connection.execute(prices_in_force(as_of)).mappings()
-    return PriceBook({(row["model"], Tier(row["tier"])): entry_from(row) for row in rows}, as_of)
+    return PriceBook({(row["model"], Tier(row["tier"])): entry_of(row) for row in rows}, as_of)
 
 
 def prices_in_force(version: int) -> Select[Any]:
@@ -251,16 +252,6 @@ def prices_in_force(version: int) -> Select[Any]:
     )
     same = [prices.c[name] == newest.c[name] for name in ("model", "tier", "version")]
     return select(prices).join(newest, and_(*same))
-
-
-def entry_from(row: RowMapping) -> PriceEntry:
-    return PriceEntry(
-        Price(row["input_nanousd"], row["cached_input_nanousd"], row["output_nanousd"]),
-        row["multiplier"],
-        TokenWeights(
-            row["input_weight"], row["cached_input_weight"], row["output_weight"], row["reasoning_weight"]
-        ),
-    )
 
 
 def count(connection: Connection, table: Any, *conditions: ColumnElement[bool]) -> int:

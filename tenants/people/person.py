@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import unicodedata
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from tenants.errors import Invalid
+from tenants.fields import Field
 from tenants.instants import from_us
 from tenants.people.roles import Act, Role, may
 
@@ -80,21 +81,27 @@ def person_name(value: str) -> str:
     return name
 
 
-class PersonInvite(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /admin/v1/people`."""
+Tenants = Annotated[list[str] | None, Field("Tenant of a member (repeat; names or ids).", option="--tenant")]
 
-    name: str
+
+class PersonInvite(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Invites a person."""
+
+    name: Annotated[
+        str,
+        Field(is_argument=True, schema={"minLength": 1, "pattern": r"^(\S+)$", "maxLength": MAX_NAME_CHARS}),
+    ]
     """An e-mail address or a plain name, unique however it is capitalised."""
-    role: str
-    tenants: list[str] | None = None
-    """Of a member: the tenants (names or ids), at least one."""
+    role: Annotated[str, Field("What the person may do.", choices=tuple(Role))]
+    tenants: Tenants = None
+    """At least one."""
 
 
 class PersonChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`PATCH /admin/v1/people/{person}`."""
+    """Changes a person's role, or a member's tenants."""
 
-    role: str | None = None
-    tenants: list[str] | None = None
+    role: Annotated[str | None, Field(is_argument=True, choices=tuple(Role))] = None
+    tenants: Tenants = None
     """Replaces those that a member has; for other roles there are none."""
 
 

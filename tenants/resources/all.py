@@ -9,6 +9,8 @@ from tenants.resources.ended import ENDED
 from tenants.resources.keys import KEYS
 from tenants.resources.limits import LIMITS
 from tenants.resources.misses import MISSES
+from tenants.resources.people import PEOPLE
+from tenants.resources.prices import PRICES
 from tenants.resources.projects import PROJECTS
 from tenants.resources.records.audit import AUDIT
 from tenants.resources.records.minutes import ENGINES, FLOW
@@ -17,6 +19,7 @@ from tenants.resources.refusals import REFUSALS
 from tenants.resources.resource import Resource
 from tenants.resources.slos import SLOS
 from tenants.resources.tenants import TENANTS
+from tenants.resources.webhooks import WEBHOOKS
 
 RESOURCES: tuple[Resource[Any], ...] = (
     TENANTS,
@@ -24,6 +27,7 @@ RESOURCES: tuple[Resource[Any], ...] = (
     KEYS,
     LIMITS,
     SLOS,
+    PRICES,
     ENDED,
     MISSES,
     REFUSALS,
@@ -33,4 +37,6 @@ RESOURCES: tuple[Resource[Any], ...] = (
     FLOW,
     ENGINES,
     AUDIT,
+    WEBHOOKS,
+    PEOPLE,
 )

@@ -24,7 +24,7 @@ from tenants.people.roles import Act
 from tenants.types import SCOPES
 
 R = TypeVar("R")
-NUMBERS = ("number", "seconds", "money", "share", "percent", "factor")
+NUMBERS = ("number", "seconds", "money", "share", "percent", "factor", "thousandths")
 NONE = "–"
 Json = dict[str, Any]
 
@@ -151,6 +151,8 @@ class Form(StrEnum):
     PERCENT = "percent"
     FACTOR = "factor"
     """As it was set: 1, 0.25."""
+    THOUSANDTHS = "thousandths"
+    """1000: 1."""
     TENANT = "tenant"
     PROJECT = "project"
     KEY = "key"
@@ -298,6 +300,8 @@ class ResourceAct:
     path: str = ""
     """Behind the noun's own; `{reference}` names the one it changes."""
     status: int = 200
+    is_list: bool = False
+    """It answers rows, as the list does."""
     takes_condition: bool = True
     """Whether `If-Match` counts: of a change to what may exist."""
     description: str = ""
@@ -306,6 +310,10 @@ class ResourceAct:
     command_verb: str = ""
     """The command, where it is not the verb of the name."""
     command_help: str = ""
+    answers: str = ""
+    """In place of it, what `--json` answers; before that stand summary and description."""
+    has_command: bool = True
+    """False: the command line does it with a command of its own."""
     words: Callable[[Mapping[str, Any]], str] | None = None
     """What its command says of the answer; None: that it is done."""
 
@@ -413,12 +421,16 @@ class Resource(Generic[R]):
     command: str = "list"
     group_help: str = ""
     command_help: str = ""
+    answers: str = ""
+    """In place of it, what `--json` answers; before that stands the summary."""
     own: OwnList[R] | None = None
     find: Callable[[Connection, str, str | None, int], R] | None = None
     """One by its reference, with a tenant only among that one's, as it is at that time (microseconds). Raises
     `NotFound`, `Invalid`."""
     stored: Callable[[R], Json] | None = None
     """What the entity tag of one is made of; None: its JSON."""
+    stored_list: Callable[[Any, list[R]], Mapping[str, Any] | None] | None = None
+    """What the entity tag of all rows of a query is made of; None: they have none."""
     one_description: str = ""
     """Of the route that shows one."""
     is_named_in_tenant: bool = False

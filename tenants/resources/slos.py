@@ -104,11 +104,7 @@ SLOS = Resource(
             scope="admin:write",
             act=Act.CHANGE_PLATFORM,
             summary="Remove a target",
-            command_help="""Removes a target.
-
-    \b
-    --json answers what `slo set` does.
-    """,
+            answers="what `slo set` does.",
             words=lambda slo: f"target {slo['id']} removed",
         ),
     ),

@@ -39,42 +39,19 @@ def test_api_and_command_line_show_the_same_person(server: Server) -> None:
     assert server.admin("POST", f"/people/{shown['id']}/resume")["status"] == "active"
     assert server.admin("POST", f"/people/{shown['id']}/reset")["link"] != made["link"]
     assert server.admin("DELETE", f"/people/{shown['id']}/sessions")["revision"] == 5
-    page = server.admin("GET", "/people?limit=1")
-    names = [each["name"] for each in page["data"]]
-    while page["next_cursor"]:
-        page = server.admin("GET", f"/people?limit=1&cursor={page['next_cursor']}")
-        names += [each["name"] for each in page["data"]]
-    assert names == sorted(each["name"] for each in answer_of(server, "person", "list"))
     assert server.admin("GET", "/sessions?person=people-ada")["data"] == []
     [row, *_] = server.admin("GET", "/audit?act=person&limit=1")["data"]
     assert row["action"] == "person.end_sessions"
     assert row["target_name"] == "people-ada"
 
 
-def test_of_two_changes_with_one_tag_one_wins(server: Server) -> None:
-    server.admin("POST", "/people", {"name": "people-tag", "role": "operator"})
-    with server.http(server.owner_key) as client:
-        tag = client.get("/admin/v1/people/people-tag").headers["etag"]
-        changes = [
-            client.patch("/admin/v1/people/people-tag", json={"role": role}, headers={"If-Match": tag})
-            for role in ("auditor", "owner")
-        ]
-    assert [each.status_code for each in changes] == [200, 412]
-    assert changes[1].json()["error"]["current"]["role"] == "auditor"
-
-
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "param"),
     [
-        ("POST", "/people", {"name": "two words", "role": "owner"}, 400, "name"),
-        ("POST", "/people", {"name": "people-x", "role": "root"}, 400, "role"),
-        ("POST", "/people", {"name": "people-x", "role": "member"}, 400, "tenants"),
         ("POST", "/people", {"name": "people-x", "role": "member", "tenants": ["no-such"]}, 404, "tenant"),
         ("POST", "/people", {"name": "people-x", "role": "owner", "password": "x"}, 400, "password"),
         ("PATCH", "/people/people-unknown", {"role": "owner"}, 404, "person"),
         ("GET", "/sessions?person=people-unknown", None, 404, "person"),
-        ("GET", "/people?limit=0", None, 400, "limit"),
-        ("GET", "/people?cursor=abc", None, 400, "cursor"),
         ("DELETE", "/sessions/ses_unknown", None, 404, "session"),
     ],
 )

@@ -31,7 +31,7 @@ from gateway.pools.pool import PoolSpec
 from gateway.upstream.base import UpstreamLost
 from gateway.upstream.replica_set import ReplicaSet
 from tenants.admin.admin import Admin
-from tenants.admin.commands import LedgerAdjust, PriceSet
+from tenants.admin.commands import LedgerAdjust
 from tenants.admin.ledger import GivenBack
 from tenants.admin.transaction import Transactions
 from tenants.directory.directory import Directory
@@ -42,6 +42,7 @@ from tenants.ledger.progress import Progress
 from tenants.ledger.rows import LedgerRow, sum_of
 from tenants.ledger.verify import verify_ledger
 from tenants.outcomes import RequestOutcome
+from tenants.pricing.price_row import PriceSet
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Granted, Hold, QuotaStoreUnavailable
 from tenants.resources.reading import read_page

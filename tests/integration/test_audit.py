@@ -9,13 +9,13 @@ import pytest
 
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
-from tenants.admin.commands import PriceSet
 from tenants.errors import Invalid, NotFound
 from tenants.instants import from_us
 from tenants.nouns.key import KeyCreate
 from tenants.nouns.limit import LimitSet
 from tenants.nouns.project import ProjectCreate
 from tenants.nouns.tenant import TenantChange, TenantCreate
+from tenants.pricing.price_row import PriceSet
 from tenants.resources.reading import read_page
 from tenants.resources.records.audit import AUDIT, AuditQuery
 from tests.support.audited import audited

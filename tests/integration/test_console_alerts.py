@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tenants.admin.webhooks import WebhookAdd
 from tenants.nouns.tenant import TenantCreate
 from tenants.outbox import incidents, kinds
 from tenants.outbox.transitions import Condition
+from tenants.outbox.webhook import WebhookAdd
 from tests.integration.test_console import ACTOR, House, error_of, house_on
 from tests.support.audited import audited
 

@@ -138,7 +138,7 @@ async def test_what_no_name_has_is_a_callers_mistake(client: httpx.AsyncClient) 
         ("/keys/a%00", 404),
         ("/limits/a%00", 404),
         ("/slos/a%00", 404),
-        ("/prices?model=a%00", 200),
+        ("/prices?model=a%00", 400),
         ("/prices/history?model=a%00", 400),
         ("/slo/misses?cause=a%00", 400),
         ("/requests/ended?model=a%00", 400),

@@ -11,7 +11,6 @@ from sqlalchemy import Connection, text
 from gateway.cluster.audit_checkpoints import AuditCheckpoints
 from gateway.config import AuditSettings
 from tenants.admin.admin import Admin
-from tenants.admin.commands import PriceSet
 from tenants.admin.transaction import Transactions
 from tenants.audit import store
 from tenants.audit.log import AuditLog
@@ -19,6 +18,7 @@ from tenants.audit.note import SigningKey
 from tenants.ledger.digests import LedgerDigests, LedgerFinding, newest, verify_digests
 from tenants.ledger.price_check import MAX_FINDINGS, verify_prices
 from tenants.ledger.spans import SpanDigest
+from tenants.pricing.price_row import PriceSet
 from tenants.storage.database import Database, open_database
 from tests.support.builders import site
 from tests.support.services import libpq_url

@@ -15,7 +15,6 @@ from gateway.alerts.sender import WebhookSender
 from tenants.admin import webhooks
 from tenants.admin.admin import Admin
 from tenants.admin.transaction import Transactions
-from tenants.admin.webhooks import DeliveryAgain, Webhook, WebhookAdd
 from tenants.errors import Invalid, NotFound, PepperMismatch
 from tenants.nouns.key import KeyCreate
 from tenants.nouns.tenant import TenantCreate
@@ -23,6 +22,7 @@ from tenants.outbox import incidents, kinds, outbox
 from tenants.outbox.outbox import MAX_BODY_BYTES, MAX_PENDING, Delivery, OutboxEvent, retry_after_s
 from tenants.outbox.signing import NONCE_BYTES, SECRET_BYTES, seal
 from tenants.outbox.transitions import Condition
+from tenants.outbox.webhook import DeliveryAgain, Webhook, WebhookAdd
 from tenants.storage.database import Database, open_database
 from tenants.storage.tables import audit_checkpoints
 from tenants.storage.tables import outbox as rows

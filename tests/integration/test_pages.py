@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tenants.admin.admin import Admin
-from tenants.admin.commands import PriceSet
 from tenants.admin.cursor import Page
 from tenants.admin.lists.scans import MOST_SCANNED
 from tenants.errors import Invalid, NotFound
@@ -17,9 +17,11 @@ from tenants.nouns.key import KeyCreate
 from tenants.nouns.limit import LimitSet
 from tenants.nouns.project import ProjectCreate
 from tenants.nouns.tenant import TenantCreate
+from tenants.pricing.price_row import PriceSet
 from tenants.resources.ended import ENDED, EndedQuery
 from tenants.resources.keys import KEYS, KeyQuery
 from tenants.resources.limits import LIMITS, LimitQuery
+from tenants.resources.prices import PRICES, PriceQuery
 from tenants.resources.reading import read_page
 from tenants.resources.slos import SLOS, SloQuery
 from tenants.resources.tenants import TENANTS, TenantQuery
@@ -83,12 +85,12 @@ async def test_each_list_shows_every_object_once_while_others_arrive(admin: Admi
     )
     assert sorted(await admin.tenants.all(), key=str) == sorted(await pages(listed, 2), key=str)
     lists: list[tuple[Ask, list[Any]]] = [
-        (admin.prices.page, await admin.prices.all()),
+        (partial(read_page, admin, PRICES, PriceQuery()), await admin.prices.all()),
     ]
     for ask, whole in lists:
         for limit in (1, 3, 1000):
             found = await pages(ask, limit)
-            assert sorted(found, key=str) == sorted(whole, key=str), ask.__name__
+            assert sorted(found, key=str) == sorted(whole, key=str)
 
     of_tenant: list[Slo] = []
     cursor = None

@@ -39,7 +39,7 @@ def test_a_person_is_invited_changed_suspended_and_reset(data_dir: Path) -> None
     assert listed == {name: value for name, value in made.items() if name != "link"}
     assert answer_of(data_dir, "person", "role", "bo@example.org", "auditor")["role"] == "auditor"
     assert answer_of(data_dir, "person", "suspend", made["id"])["status"] == "suspended"
-    assert "suspended, no password" in fairgate(data_dir, "person", "list").stdout
+    assert fairgate(data_dir, "person", "list").stdout.split()[-3:] == ["auditor", "suspended", "no"]
     assert answer_of(data_dir, "person", "resume", made["id"])["status"] == "active"
     again = answer_of(data_dir, "person", "reset", made["id"])
     assert again["link"] != made["link"]

@@ -8,11 +8,11 @@ import pytest
 
 from tenants.admin import prices
 from tenants.admin.admin import Admin
-from tenants.admin.commands import PriceSet
 from tenants.admin.transaction import Transactions
 from tenants.directory.directory import Directory
 from tenants.errors import Invalid, NotFound, UnknownPrice
 from tenants.pricing import pricing
+from tenants.pricing.price_row import PriceSet
 from tenants.pricing.pricing import FREE, Price, PriceEntry, TokenWeights
 from tenants.storage.database import Database, open_database
 from tenants.types import Tier

@@ -18,11 +18,11 @@ from litestar import Litestar
 from ops.serving.composition import build
 from ops.settings.settings import load
 from tenants.admin.admin import Admin
-from tenants.admin.commands import PriceSet
 from tenants.admin.transaction import Transactions
 from tenants.errors import AlreadyExists
 from tenants.nouns.key import KeyCreate
 from tenants.nouns.tenant import TenantCreate
+from tenants.pricing.price_row import PriceSet
 from tenants.resources.all import RESOURCES
 from tenants.resources.resource import Resource
 from tenants.storage.database import open_database

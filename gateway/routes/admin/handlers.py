@@ -8,14 +8,14 @@ from gateway.routes.admin import (
     config,
     ledger,
     limits,
-    people,
     policy,
     prices,
+    sessions,
     slo,
     status,
     upstreams,
 )
-from gateway.routes.admin.records import audit_log, webhooks
+from gateway.routes.admin.records import alerts, audit_log
 
 HANDLERS = [
     *status.HANDLERS,
@@ -28,6 +28,6 @@ HANDLERS = [
     *prices.HANDLERS,
     *slo.HANDLERS,
     *upstreams.HANDLERS,
-    *people.HANDLERS,
-    *webhooks.HANDLERS,
+    *sessions.HANDLERS,
+    *alerts.HANDLERS,
 ]

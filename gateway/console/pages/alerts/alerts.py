@@ -15,14 +15,16 @@ from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of, gateway_of
-from tenants.admin.webhooks import Webhook, WebhookAdd
 from tenants.directory import queries
 from tenants.outbox.kinds import BY_SUBJECT, CHECKPOINT, SUBJECTS
+from tenants.outbox.webhook import Webhook, WebhookAdd
 from tenants.people.person import Person
 from tenants.people.roles import Act
+from tenants.resources.reading import read_page
+from tenants.resources.webhooks import WEBHOOKS, WebhookQuery
 
 PATH = "/console/alerts"
-WEBHOOKS = f"{PATH}/webhooks"
+OF_WEBHOOKS = f"{PATH}/webhooks"
 MOST_WEBHOOKS = 100
 MOST_SHOWN = 50
 """Per list."""
@@ -43,7 +45,7 @@ async def alerts_page(request: Request) -> Response[str]:
     return await _shown(request, dict.fromkeys(FIELDS, ""))
 
 
-@form(WEBHOOKS, act=Act.CHANGE_WEBHOOK)
+@form(OF_WEBHOOKS, act=Act.CHANGE_WEBHOOK)
 async def add_webhook(request: Request) -> Response[str]:
     visit = visit_of(request)
     typed = typed_fields(visit.form, *FIELDS)
@@ -71,7 +73,9 @@ async def _shown(
     person, whose = visit.person, own_tenants(visit.person)
     firing = await admin.webhooks.alerts(whose, fires=True, most=MOST_SHOWN)
     over = await admin.webhooks.alerts(whose, fires=False, most=MOST_SHOWN)
-    listed = await admin.webhooks.page(whose, cursor=cursor_of(request), limit=MOST_WEBHOOKS)
+    listed = await read_page(
+        admin, WEBHOOKS, WebhookQuery(), cursor=cursor_of(request), limit=MOST_WEBHOOKS, only=whose
+    )
     webhooks = listed.rows
     ids = {alert.tenant_id for alert in (*firing, *over)} | {webhook.tenant_id for webhook in webhooks}
     names = await gateway_of(request).deps.database.read(lambda one: queries.names_of(one, "tenant", ids))

@@ -7,18 +7,18 @@ from litestar.params import FromPath
 
 from gateway.console.access import form, page, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
+from gateway.console.pages.alerts.alerts import OF_WEBHOOKS, may_change, webhook_shown
 from gateway.console.pages.alerts.alerts import PATH as LIST
-from gateway.console.pages.alerts.alerts import WEBHOOKS, may_change, webhook_shown
 from gateway.console.pages.tenant_parts.acts import said
 from gateway.console.rendering import confirm_page, page_response, redirect
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of
-from tenants.admin.webhooks import DeliveryAgain, Webhook
 from tenants.errors import Invalid
+from tenants.outbox.webhook import DeliveryAgain, Webhook
 from tenants.people.roles import Act
 
-PATH = f"{WEBHOOKS}/{{webhook:str}}"
+PATH = f"{OF_WEBHOOKS}/{{webhook:str}}"
 MOST_SHOWN = 50
 DONE = {
     "test": "A test event is on its way: reload the page to see how it went.",
@@ -46,7 +46,7 @@ async def use_webhook(request: Request, webhook: FromPath[str]) -> Response[str]
             raise Invalid("act", "there is no such button")
     except FORM_ERRORS as error:
         return await _shown(request, shown, problem_of(error))
-    return redirect(with_query(f"{WEBHOOKS}/{shown.webhook_id}", {"done": act}))
+    return redirect(with_query(f"{OF_WEBHOOKS}/{shown.webhook_id}", {"done": act}))
 
 
 @page(f"{PATH}/remove", act=Act.CHANGE_WEBHOOK)
@@ -63,9 +63,9 @@ async def ask_remove(request: Request, webhook: FromPath[str]) -> Response[str]:
             " delivered, are forgotten.",
             "One that is added again has another secret.",
         ],
-        action=f"{WEBHOOKS}/{shown.webhook_id}/remove",
+        action=f"{OF_WEBHOOKS}/{shown.webhook_id}/remove",
         button="Remove it",
-        back=f"{WEBHOOKS}/{shown.webhook_id}",
+        back=f"{OF_WEBHOOKS}/{shown.webhook_id}",
     )
 
 

@@ -14,6 +14,8 @@ from gateway.http.asgi import Request, headers_of
 from gateway.routes.context import gateway_of
 from tenants.people.person import Person, PersonInvite, link_path
 from tenants.people.roles import Act, Role
+from tenants.resources.people import PEOPLE, PersonQuery
+from tenants.resources.reading import read_page
 
 PATH = "/console/people"
 KEPT = ("name", "role", "tenants")
@@ -58,7 +60,7 @@ async def _shown(
 ) -> Response[str]:
     deps = gateway_of(request).deps
     cursor = request.query_params.get("cursor")
-    page = await deps.admin.people.page(cursor=cursor, limit=MOST_SHOWN)
+    page = await read_page(deps.admin, PEOPLE, PersonQuery(), cursor=cursor, limit=MOST_SHOWN)
     return page_response(
         "people/people.html",
         visit_of(request),

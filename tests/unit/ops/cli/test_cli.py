@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -234,7 +235,8 @@ def test_prices_from_the_command_line(data_dir: str) -> None:
     }  # fmt: skip
     history = answer_of("price", "history", "my/model", *at)
     assert [row["version"] for row in history] == [2, 1, 1, 1]
-    assert "1/0.1/1/1" in run_command("price", "list", *at[:2]).stdout
+    [batch] = re.findall("batch.*", run_command("price", "list", *at[:2]).stdout)[:1]
+    assert batch.split()[1:9] == ["150", "150", "600", "0.5", "1", "0.1", "1", "1"]
     unpriced = run_command("price", "set", "other", "--output", "5", *at[:2])
     assert (unpriced.exit_code, "input_nanousd: is missing" in unpriced.stderr) == (1, True)
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenants.admin.commands import PriceSet
-from tenants.admin.prices import changed
 from tenants.errors import Invalid, UnknownPrice
+from tenants.pricing.price_row import PriceSet, changed
 from tenants.pricing.pricing import (
     FREE,
     PLAIN,
