@@ -113,9 +113,10 @@ def values_of(act: ResourceAct, given: Mapping[str, Any]) -> Json:
     fields = fields_of(act.command)
     values = {one.name: _value(one, given[one.name], given.get(one.name + _NONE)) for one in fields}
     values = {name: value for name, value in values.items() if value is not None}
-    if act.is_change and not values:
-        options = [one.option for one in fields] + [
-            one.field.none for one in fields if one.field.none.startswith("--")
+    optional = [one for one in fields if not one.field.is_argument]
+    if act.is_change and not any(values.get(one.name) not in (None, False) for one in optional):
+        options = [one.option for one in optional] + [
+            one.field.none for one in optional if one.field.none.startswith("--")
         ]
         raise click.UsageError(f"say what changes: {', '.join(options)}")
     return values

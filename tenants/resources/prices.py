@@ -85,6 +85,7 @@ PRICES = Resource(
         ResourceAct(
             "price.set",
             _set,
+            is_partial=True,
             command=PriceSet,
             scope="admin:write",
             act=Act.CHANGE_PLATFORM,

@@ -300,6 +300,8 @@ class ResourceAct:
     path: str = ""
     """Behind the noun's own; `{reference}` names the one it changes."""
     status: int = 200
+    is_partial: bool = False
+    """What is not named stays as it is, though it is no PATCH."""
     is_list: bool = False
     """It answers rows, as the list does."""
     takes_condition: bool = True
@@ -328,7 +330,7 @@ class ResourceAct:
     @property
     def is_change(self) -> bool:
         """Whether its command names what differs, one field at least."""
-        return self.method == "PATCH"
+        return self.method == "PATCH" or self.is_partial
 
     def said(self, shown: Mapping[str, Any]) -> str:
         if self.words is not None:

@@ -6,18 +6,19 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
-from sqlalchemy import Column, Integer, String, Table
+from sqlalchemy import Column, Integer, MetaData, String, Table
 
 from tenants.admin.table_noun import TableNoun
 from tenants.fields import Field
 from tenants.people.roles import Act
 from tenants.resources.resource import Document, Filter, Form, Kind, ListQuery, Resource, ResourceAct, Shown
 from tenants.resources.table_acts import reading, removing, setting
-from tenants.storage.tables import metadata
 
 COLOURS = ("red", "green")
 TEXTS = [Column(name, String(64)) for name in ("tenant_id", "name", "colour", "door_code")]
-TABLE = Table("rooms", metadata, Column("id", String(64), primary_key=True), *TEXTS, Column("seats", Integer))
+TABLE = Table(
+    "rooms", MetaData(), Column("id", String(64), primary_key=True), *TEXTS, Column("seats", Integer)
+)
 
 
 class RoomSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
