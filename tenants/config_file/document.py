@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from tenants.config_file.base import State
 from tenants.config_file.parts import Resources, documents, part_like, part_of
+from tenants.nouns.key import KeyChange
 from tenants.nouns.limit import LimitSet
 from tenants.pricing.price_row import PriceSet
 from tenants.resources.slos import SLOS
@@ -151,9 +152,28 @@ def _with_sections(base: type[C], resources: Resources, *, of_tenants: bool, ten
     return msgspec.defstruct(base.__name__, fields, bases=(base,), kw_only=True)  # type: ignore[return-value]
 
 
+PLAIN_OF_KEYS = tuple(
+    name for name in KeyChange.__struct_fields__ if name not in (*ConfigKey.__struct_fields__, "expires_in_s")
+)
+"""Fields of keys that stand in the file as in the command, and need no words of their own."""
+
+
+@cache
+def key_type() -> type[ConfigKey]:
+    if not PLAIN_OF_KEYS:
+        return ConfigKey
+    others = [name for name in KeyChange.__struct_fields__ if name not in PLAIN_OF_KEYS]
+    return part_like("ConfigKey", KeyChange, (), ConfigKey, without=others, has_state=False)  # type: ignore[return-value]
+
+
 @cache
 def tenant_type(resources: Resources) -> type[ConfigTenant]:
-    return _with_sections(ConfigTenant, resources, of_tenants=True)
+    of_keys: Any = key_type()
+    base = ConfigTenant
+    if of_keys is not ConfigKey:
+        keys: list[Any] = [("keys", list[of_keys], [])]
+        base = msgspec.defstruct("ConfigTenant", keys, bases=(base,), kw_only=True)  # type: ignore[assignment]
+    return _with_sections(base, resources, of_tenants=True)
 
 
 @cache
@@ -161,9 +181,9 @@ def configuration_type(resources: Resources) -> type[Configuration]:
     return _with_sections(Configuration, resources, of_tenants=False, tenants=tenant_type(resources))
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema(resources: Resources) -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Fairgate configuration",
-        **msgspec.json.schema(Configuration),
+        **msgspec.json.schema(configuration_type(resources)),
     }

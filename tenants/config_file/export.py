@@ -16,8 +16,8 @@ from tenants.config_file.document import (
     ALL,
     NEVER,
     OF_TENANT,
+    PLAIN_OF_KEYS,
     VERSION,
-    ConfigKey,
     ConfigLimit,
     ConfigPart,
     ConfigPolicy,
@@ -26,6 +26,7 @@ from tenants.config_file.document import (
     ConfigTenant,
     Configuration,
     configuration_type,
+    key_type,
     tenant_type,
 )
 from tenants.config_file.parts import Resources, documents, exported_parts
@@ -112,7 +113,7 @@ def _tenant(there: TenantState, resources: Resources) -> ConfigTenant:
             for name, project in sorted(there.projects.items())
         ],
         keys=[
-            ConfigKey(
+            key_type()(
                 name=key.name,
                 project=projects[key.project_id],
                 scopes=sorted(key.scopes),
@@ -121,6 +122,7 @@ def _tenant(there: TenantState, resources: Resources) -> ConfigTenant:
                 default_tier=OF_TENANT if key.default_tier is None else key.default_tier.value,
                 allow_from=[str(network) for network in key.allow_from],
                 expires=NEVER if key.expires_at is None else key.expires_at.isoformat(),
+                **{name: key.as_json()[name] for name in PLAIN_OF_KEYS},
             )
             for key in there.named_keys()
         ],

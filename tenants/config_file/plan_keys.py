@@ -6,9 +6,12 @@ whose end has passed is not made again."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from msgspec.structs import replace
 
 from tenants.config_file.base import ConfigInvalid, Place
-from tenants.config_file.document import NEVER, OF_TENANT, ConfigKey
+from tenants.config_file.document import NEVER, OF_TENANT, PLAIN_OF_KEYS, ConfigKey
 from tenants.config_file.state import TenantState
 from tenants.config_file.steps import ConfigStep, NamedOnce, differences, standing_at
 from tenants.instants import from_us, to_us
@@ -20,6 +23,7 @@ from tenants.nouns.key import (
     KeyCreate,
     changed_key,
     check_within,
+    checked,
     chosen_tiers,
     expires_us,
     networks,
@@ -95,7 +99,13 @@ def _draft(part: ConfigKey, there: TenantState) -> ApiKey:
         expires_at=None if part.expires in (None, NEVER) else checks.instant("expires", part.expires),
         revoked_at=None,
         allow_from=networks(part.allow_from),
+        **checked(_plain(part)),
     )
+
+
+def _plain(part: ConfigKey) -> dict[str, Any]:
+    given = {name: getattr(part, name) for name in PLAIN_OF_KEYS}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _creation(part: ConfigKey, draft: ApiKey, now_us: int, what: str, at: Place, tenant: str) -> ConfigStep:
@@ -112,6 +122,7 @@ def _creation(part: ConfigKey, draft: ApiKey, now_us: int, what: str, at: Place,
         default_tier=None if draft.default_tier is None else draft.default_tier.value,
         allow_from=part.allow_from,
         expires=None if draft.expires_at is None else part.expires,
+        **_plain(part),
     )
     return ConfigStep("key.create", what, at, command, differences(None, draft.as_json()), tenant, part.name)
 
@@ -145,6 +156,9 @@ def _change(
         command.allow_from = part.allow_from
     if part.expires is not None and draft.expires_at != old.expires_at:
         command.expires = "" if draft.expires_at is None else part.expires
+    for name, value in _plain(part).items():
+        if getattr(draft, name) != getattr(old, name):
+            command = replace(command, **{name: value})
     if command == KeyChange():
         return
     after = changed_key(stored, command, there.tenant, now_us)

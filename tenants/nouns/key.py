@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -174,12 +174,15 @@ def changed_key(before: ApiKey, wanted: KeyChange, owner: Tenant, now_us: int) -
 
 def _checked(wanted: KeyChange, emptied: tuple[str, ...] = ()) -> dict[str, Any]:
     """The fields given that the key has under the same name. `emptied`: an empty list is None."""
-    given = {name: getattr(wanted, name) for name in _CHECKS}
-    return {
-        name: None if name in emptied and value == [] else _CHECKS[name](value)
-        for name, value in given.items()
-        if value is not None
-    }
+    given = {name: getattr(wanted, name) for name in KeyChange.__struct_fields__ if name in _OF_RECORD}
+    given = {name: value for name, value in given.items() if value is not None}
+    none = {name: None for name in emptied if given.get(name) == []}
+    return checked({name: value for name, value in given.items() if name not in none}) | none
+
+
+def checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a command as the key has them. Raises `Invalid`."""
+    return {name: _CHECKS[name](value) if name in _CHECKS else value for name, value in given.items()}
 
 
 def _end_of(wanted: KeyChange, now_us: int) -> datetime | None:
@@ -263,4 +266,5 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "tiers": chosen_tiers,
     "default_tier": lambda value: checks.choice("default_tier", Tier, value) if value else None,
 }
-"""Of the fields that commands and key have under the same name."""
+"""Of fields that commands and key have under the same name; others are taken as they are."""
+_OF_RECORD = {field.name for field in fields(ApiKey)} - {"expires_at"}

@@ -32,7 +32,7 @@ def export(url: str | None, key_file: Path | None, schema: bool) -> None:
     from tenants.config_file.export import as_yaml
 
     if schema:
-        click.echo(json.dumps(json_schema(), indent=2))
+        click.echo(json.dumps(json_schema(served_resources()), indent=2))
         return
     exported = target_of(url, key_file).export()
     text = as_yaml(msgspec.convert(exported["config"], configuration_type(served_resources())))

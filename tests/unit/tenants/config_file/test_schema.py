@@ -8,6 +8,7 @@ import msgspec
 
 from tenants.config_file.document import Configuration, json_schema
 from tenants.config_file.yaml_reader import read_file
+from tenants.resources.all import RESOURCES
 from tenants.types import Meter, Window
 from tests.support.config_files import FULL
 
@@ -25,17 +26,17 @@ def test_the_example_has_every_key_that_there_is() -> None:
                 collect(each)
 
     collect(msgspec.to_builtins(read_file(FULL.encode()).wanted))
-    parts = json_schema()["$defs"]
+    parts = json_schema(RESOURCES)["$defs"]
     names = {name for part in parts.values() for name in part["properties"]}
     weights = {"input_weight", "cached_input_weight", "output_weight", "reasoning_weight"}
     assert names - used == {"state"} | weights
 
 
 def test_editors_are_told_what_can_be_chosen_and_what_is_unknown() -> None:
-    parts = json_schema()["$defs"]
+    parts = json_schema(RESOURCES)["$defs"]
     assert parts["ConfigLimit"]["properties"]["meter"]["enum"] == [meter.value for meter in Meter]
     window, nothing = parts["ConfigLimit"]["properties"]["window"]["anyOf"]
     assert (window["enum"], nothing) == ([one.value for one in Window], {"type": "null"})
     assert all(part["additionalProperties"] is False for part in parts.values())
     assert set(parts) == {"Configuration", *(name for name in parts if name.startswith("Config"))}
-    assert json_schema()["$ref"] == f"#/$defs/{Configuration.__name__}"
+    assert json_schema(RESOURCES)["$ref"] == f"#/$defs/{Configuration.__name__}"
