@@ -34,9 +34,11 @@ from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.errors import PreconditionFailed
 from tenants.fields import command_of, fields_of
 from tenants.instants import to_us
-from tenants.resources import resource as declared
+from tenants.resources import query as declared
+from tenants.resources.query import Kind
 from tenants.resources.reading import query_of, read_page
-from tenants.resources.resource import ActCall, Form, Json, Kind, Resource, ResourceAct
+from tenants.resources.resource import ActCall, Resource, ResourceAct
+from tenants.resources.shown import Form, Json
 
 SHOWN = 50
 

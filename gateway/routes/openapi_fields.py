@@ -24,7 +24,7 @@ from tenants.fields import fields_of
 from tenants.nouns import checks
 from tenants.nouns.key import KeyChange
 from tenants.nouns.tenant import TenantChange
-from tenants.resources.resource import MOST, Filter, Kind, ListQuery, filters_of
+from tenants.resources.query import MOST, Filter, Kind, ListQuery, filters_of
 from tenants.types import MAX_END_USER_CHARS, Tier
 
 

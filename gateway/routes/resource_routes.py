@@ -22,8 +22,9 @@ from gateway.routes.admin.common import CHANGE, actor, changed, if_match, named,
 from gateway.routes.context import admin_of, asked, asked_or_not, gateway_of, json_response
 from gateway.routes.views.resource_rows import check_act, json_of, json_of_page
 from tenants.admin.cursor import DEFAULT_PAGE, Page
+from tenants.resources.query import Kind, ListQuery, filters_of
 from tenants.resources.reading import query_of, read_page
-from tenants.resources.resource import ActCall, Kind, ListQuery, Resource, ResourceAct, filters_of
+from tenants.resources.resource import ActCall, Resource, ResourceAct
 
 _METHODS = {"POST": post_route, "PATCH": patch_route, "DELETE": delete_route, "PUT": put_route}
 PAGE_PARAMETERS = ("cursor", "limit")

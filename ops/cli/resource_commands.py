@@ -17,18 +17,10 @@ from ops.reporting import table
 from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.audit.field_changes import words
 from tenants.instants import from_us
+from tenants.resources.query import ListQuery, filters_of
 from tenants.resources.reading import query_of, read_all, read_page
-from tenants.resources.resource import (
-    NONE,
-    ActCall,
-    Form,
-    Json,
-    ListQuery,
-    Resource,
-    ResourceAct,
-    Shown,
-    filters_of,
-)
+from tenants.resources.resource import ActCall, Resource, ResourceAct
+from tenants.resources.shown import NONE, Form, Json, Shown
 
 if TYPE_CHECKING:
     from tenants.admin.admin import Admin

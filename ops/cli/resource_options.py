@@ -9,7 +9,9 @@ import click
 
 from ops.cli.options import Duration, PastInstant, PastStart
 from tenants.fields import CommandField, fields_of
-from tenants.resources.resource import Json, Kind, NamedFilter, ResourceAct
+from tenants.resources.query import Kind, NamedFilter
+from tenants.resources.resource import ResourceAct
+from tenants.resources.shown import Json
 
 MANY = (list, dict)
 """Kinds of fields whose option is repeated."""

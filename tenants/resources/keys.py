@@ -20,20 +20,10 @@ from tenants.instants import from_us, to_us
 from tenants.nouns.key import ApiKey, KeyChange, KeyCreate, KeyRotate
 from tenants.nouns.tenant import Withdrawal
 from tenants.people.roles import Act
+from tenants.resources.query import Filter, Kind, ListQuery
 from tenants.resources.reading import conditions_of
-from tenants.resources.resource import (
-    ActCall,
-    ActDone,
-    Filter,
-    Form,
-    Json,
-    Kind,
-    ListQuery,
-    PageRequest,
-    Resource,
-    ResourceAct,
-    Shown,
-)
+from tenants.resources.resource import ActCall, ActDone, PageRequest, Resource, ResourceAct
+from tenants.resources.shown import Form, Json, Shown
 from tenants.resources.table_acts import answering
 from tenants.storage.tables import api_keys
 
@@ -147,7 +137,6 @@ KEYS = Resource(
     name="key",
     plural="keys",
     title="Keys",
-    record=ListedKey,
     query=KeyQuery,
     read=_read,
     order=ORDER,

@@ -14,18 +14,10 @@ from tenants.directory import queries
 from tenants.fields import fields_of
 from tenants.nouns.limit import LimitOverride, LimitSet, limit_as_json
 from tenants.people.roles import Act
+from tenants.resources.query import Filter, Kind, ListQuery
 from tenants.resources.reading import conditions_of
-from tenants.resources.resource import (
-    ActCall,
-    ActDone,
-    Filter,
-    Kind,
-    ListQuery,
-    PageRequest,
-    Resource,
-    ResourceAct,
-    Shown,
-)
+from tenants.resources.resource import ActCall, ActDone, PageRequest, Resource, ResourceAct
+from tenants.resources.shown import Shown
 from tenants.storage.tables import limits
 from tenants.types import MAX_END_USER_CHARS, Limit
 
@@ -67,7 +59,6 @@ LIMITS = Resource(
     name="limit",
     plural="limits",
     title="Limits",
-    record=LimitView,
     query=LimitQuery,
     read=_read,
     order=ORDER,

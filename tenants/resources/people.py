@@ -16,16 +16,9 @@ from tenants.admin.transaction import IfMatch
 from tenants.people import rows
 from tenants.people.person import Person, PersonChange, PersonInvite, link_path
 from tenants.people.roles import Act
-from tenants.resources.resource import (
-    ActCall,
-    ActDone,
-    Form,
-    ListQuery,
-    PageRequest,
-    Resource,
-    ResourceAct,
-    Shown,
-)
+from tenants.resources.query import ListQuery
+from tenants.resources.resource import ActCall, ActDone, PageRequest, Resource, ResourceAct
+from tenants.resources.shown import Form, Shown
 from tenants.storage.tables import people
 
 ENDS = "Ends the person's sessions, in every gateway."
@@ -88,7 +81,6 @@ PEOPLE = Resource(
     name="person",
     plural="people",
     title="People",
-    record=Person,
     query=PersonQuery,
     read=_read,
     order=(people.c.name,),

@@ -12,17 +12,9 @@ from tenants.admin.prices import in_force
 from tenants.nouns import checks
 from tenants.people.roles import Act
 from tenants.pricing.price_row import PriceRow, PriceSet, as_stored
-from tenants.resources.resource import (
-    ActCall,
-    ActDone,
-    Filter,
-    Form,
-    ListQuery,
-    PageRequest,
-    Resource,
-    ResourceAct,
-    Shown,
-)
+from tenants.resources.query import Filter, ListQuery
+from tenants.resources.resource import ActCall, ActDone, PageRequest, Resource, ResourceAct
+from tenants.resources.shown import Form, Shown
 from tenants.storage.tables import prices
 from tenants.types import Tier
 
@@ -53,7 +45,6 @@ PRICES = Resource(
     name="price",
     plural="prices",
     title="Prices",
-    record=PriceRow,
     query=PriceQuery,
     read=_read,
     order=lambda query: (str, int),

@@ -14,17 +14,10 @@ from tenants.directory import queries
 from tenants.nouns.project import Project, ProjectCreate
 from tenants.nouns.tenant import Withdrawal
 from tenants.people.roles import Act
+from tenants.resources.query import Filter, Kind, ListQuery
 from tenants.resources.reading import conditions_of
-from tenants.resources.resource import (
-    Filter,
-    Form,
-    Kind,
-    ListQuery,
-    PageRequest,
-    Resource,
-    ResourceAct,
-    Shown,
-)
+from tenants.resources.resource import PageRequest, Resource, ResourceAct
+from tenants.resources.shown import Form, Shown
 from tenants.resources.table_acts import answering
 from tenants.storage.tables import projects
 
@@ -55,7 +48,6 @@ PROJECTS = Resource(
     name="project",
     plural="projects",
     title="Projects",
-    record=Project,
     query=ProjectQuery,
     read=_read,
     order=ORDER,

@@ -27,7 +27,8 @@ from tenants.directory import queries
 from tenants.errors import Invalid
 from tenants.instants import to_us
 from tenants.nouns import checks
-from tenants.resources.resource import Kind, ListQuery, NamedFilter, PageRequest, Resource, filters_of
+from tenants.resources.query import Kind, ListQuery, NamedFilter, filters_of
+from tenants.resources.resource import PageRequest, Resource
 
 R = TypeVar("R")
 Q = TypeVar("Q", bound=ListQuery)

@@ -5,11 +5,8 @@ A list or an act without a scope fails at import."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from functools import cache
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
-from urllib.parse import quote
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from sqlalchemy import Connection
@@ -21,210 +18,11 @@ from tenants.admin.cursor import SortKey
 from tenants.admin.table_noun import TableNoun
 from tenants.admin.transaction import IfMatch
 from tenants.people.roles import Act
+from tenants.resources.query import ListQuery, filters_of
+from tenants.resources.shown import Json, PageColumn, Shown, page_columns
 from tenants.types import SCOPES
 
 R = TypeVar("R")
-NUMBERS = ("number", "seconds", "money", "share", "percent", "factor", "thousandths")
-NONE = "–"
-Json = dict[str, Any]
-
-
-class Kind(StrEnum):
-    """What a filter is compared with."""
-
-    TEXT = "text"
-    TENANT = "tenant"
-    """Name or id."""
-    PROJECT = "project"
-    """Id, or beside a tenant its name."""
-    KEY = "key"
-    """Id or visible prefix."""
-    REQUEST = "request"
-    """A request's id; API and pages also take that of its answer."""
-    CHOICE = "choice"
-    WORDS = "words"
-    """Some of the choices, with commas between them; empty: none."""
-    FLAG = "flag"
-    SINCE = "since"
-    """An instant with a time zone, inclusive."""
-    UNTIL = "until"
-    """The same, exclusive."""
-    START = "start"
-    """An instant, or a date."""
-    SEVERAL = "several"
-    """Texts: it may be given more than once."""
-
-
-PAGE_TIMES = {Kind.SINCE: "from", Kind.UNTIL: "to"}
-LABELS = {Kind.SINCE: "From (UTC)", Kind.UNTIL: "Until (UTC)"}
-MOST = dict.fromkeys((Kind.TENANT, Kind.PROJECT, Kind.KEY), 64)
-"""Characters of names, ids and prefixes."""
-HELP = {
-    Kind.TENANT: "Name or id.",
-    Kind.PROJECT: "Id, or beside the tenant its name.",
-    Kind.KEY: "Id or visible prefix.",
-    Kind.REQUEST: "Its id, or that of its answer.",
-    Kind.SINCE: "From then on.",
-    Kind.UNTIL: "Before then.",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """How one field of a query picks rows; stands in the field's annotation."""
-
-    column: ColumnElement[Any] | None = None
-    """None: the resource's own reader takes the value."""
-    kind: Kind = Kind.TEXT
-    label: str = ""
-    """On pages; empty: the field's name."""
-    help: str = ""
-    choices: tuple[str, ...] = ()
-    """Of a text: suggestions."""
-    most: int = 256
-    """Characters."""
-    option: str = ""
-    """On the command line, with spaces between several; empty: its name with dashes."""
-    usual: str = ""
-    """What the command takes where it is not given, such as 24h."""
-    schema: Mapping[str, Any] | None = None
-    """Keywords of JSON Schema, in place of its bounds."""
-
-
-class ListQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Base of the filters of a list: each field optional, with a `Filter` in its annotation. None: any."""
-
-
-class NamedFilter(NamedTuple):
-    field: str
-    """In the struct."""
-    name: str
-    """In addresses, and with dashes as an option: `from` of the field `since`."""
-    default: Any
-    filter: Filter
-
-    @property
-    def page_name(self) -> str:
-        """In addresses of pages: all have `from` and `to`."""
-        return PAGE_TIMES.get(self.filter.kind, self.name)
-
-
-@cache
-def filters_of(query: type[ListQuery]) -> tuple[NamedFilter, ...]:
-    """In the struct's order. Raises `TypeError` for a field without a `Filter`."""
-    hints, filters = get_type_hints(query, include_extras=True), []
-    for one in msgspec.structs.fields(query):
-        given = get_args(hints[one.name]) if get_origin(hints[one.name]) is Annotated else ()
-        declared = next((part for part in given if isinstance(part, Filter)), None)
-        if declared is None:
-            raise TypeError(f"{query.__name__}.{one.name} has no Filter in its annotation")
-        words = declared.help or HELP.get(declared.kind, "")
-        choices = tuple(map(str, declared.choices))
-        most = min(declared.most, MOST.get(declared.kind, declared.most))
-        label = declared.label or LABELS.get(declared.kind) or one.encode_name.replace("_", " ").capitalize()
-        filters.append(
-            NamedFilter(
-                one.name,
-                one.encode_name,
-                one.default,
-                replace(declared, help=words, label=label, most=most, choices=choices),
-            )
-        )
-    return tuple(filters)
-
-
-class Form(StrEnum):
-    """How a value is written on pages and in tables."""
-
-    TEXT = "text"
-    CODE = "code"
-    BADGE = "badge"
-    ID = "id"
-    """Its end, with the whole in the title."""
-    INSTANT = "instant"
-    NUMBER = "number"
-    SECONDS = "seconds"
-    MONEY = "money"
-    """Nano-dollars."""
-    SHARE = "share"
-    """0 to 1, in per cent."""
-    PERCENT = "percent"
-    FACTOR = "factor"
-    """As it was set: 1, 0.25."""
-    THOUSANDTHS = "thousandths"
-    """1000: 1."""
-    TENANT = "tenant"
-    PROJECT = "project"
-    KEY = "key"
-    """These by name, else by id."""
-    CHANGES = "changes"
-    """The fields that differ between the row's `before` and `after`."""
-    LINKS = "links"
-    """Pairs of a text and the address that it leads to."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """One value of a row, as pages and tables show it."""
-
-    name: str
-    """Of the row's JSON; of a tenant, project or key without `_id`."""
-    label: str
-    form: Form = Form.TEXT
-    link: str = ""
-    """Where it leads on pages, with the row's values in it: `/console/requests/{id}`."""
-    good: str = ""
-    """Of a badge: the value that is as it should be."""
-    missing: str = NONE
-    """What stands for none."""
-    beside: bool = False
-    """On pages in one cell with the one before it, after a comma."""
-    below: bool = False
-    """The same, on a line of its own."""
-    of: str = ""
-    """Of a share: the value of the row that it is a part of; empty: it is one by itself."""
-    on_page: bool = True
-    in_table: bool = True
-    """Of the command."""
-
-    def href(self, row: Mapping[str, Any]) -> str:
-        return self.link.format_map({name: quote(str(value), safe="") for name, value in row.items()})
-
-
-class PageColumn(NamedTuple):
-    """A column of a page's table: values that stand in one cell."""
-
-    parts: tuple[Shown, ...]
-
-    @property
-    def label(self) -> str:
-        return ", ".join(part.label for part in self.parts if part.label)
-
-    @property
-    def is_tenant(self) -> bool:
-        """Which says nothing where only one tenant's rows are shown."""
-        return len(self.parts) == 1 and self.parts[0].form is Form.TENANT
-
-    @property
-    def is_number(self) -> bool:
-        return self.parts[0].form in NUMBERS
-
-    @property
-    def heading(self) -> str | tuple[str, str]:
-        """As `tables.html` takes it."""
-        return (self.label, "number") if self.is_number else self.label
-
-
-def page_columns(shown: tuple[Shown, ...]) -> list[PageColumn]:
-    columns: list[PageColumn] = []
-    for part in shown:
-        if not part.on_page:
-            continue
-        if (part.beside or part.below) and columns:
-            columns[-1] = PageColumn((*columns[-1].parts, part))
-        else:
-            columns.append(PageColumn((part,)))
-    return columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,7 +200,6 @@ class Resource(Generic[R]):
     plural: str
     """Its address: `/admin/v1/<plural>`, `/console/<plural>`."""
     title: str
-    record: type[R]
     query: type[ListQuery]
     read: Reader[R]
     order: tuple[ColumnElement[Any], ...] | Callable[[Any], tuple[type, ...]]

@@ -10,17 +10,9 @@ from tenants.admin.cursor import PAGES, SortKey, beyond
 from tenants.admin.slos import TARGETS
 from tenants.directory import queries
 from tenants.people.roles import Act
-from tenants.resources.resource import (
-    Document,
-    Filter,
-    Form,
-    Kind,
-    ListQuery,
-    PageRequest,
-    Resource,
-    ResourceAct,
-    Shown,
-)
+from tenants.resources.query import Filter, Kind, ListQuery
+from tenants.resources.resource import Document, PageRequest, Resource, ResourceAct
+from tenants.resources.shown import Form, Shown
 from tenants.resources.table_acts import removing, setting
 from tenants.slo import store
 from tenants.slo.target import METRICS, Slo, SloSet
@@ -50,7 +42,6 @@ SLOS = Resource(
     plural="slos",
     noun="target",
     title="Targets",
-    record=Slo,
     query=SloQuery,
     read=_read,
     order=ORDER,

@@ -12,15 +12,9 @@ from tenants.admin.tenants import TenantView, view
 from tenants.directory import queries
 from tenants.nouns.tenant import Tenant, TenantChange, TenantCreate, Withdrawal
 from tenants.people.roles import Act
-from tenants.resources.resource import (
-    Filter,
-    Form,
-    ListQuery,
-    PageRequest,
-    Resource,
-    ResourceAct,
-    Shown,
-)
+from tenants.resources.query import Filter, ListQuery
+from tenants.resources.resource import PageRequest, Resource, ResourceAct
+from tenants.resources.shown import Form, Shown
 from tenants.resources.table_acts import answering
 from tenants.storage.tables import tenants
 
@@ -46,7 +40,6 @@ TENANTS = Resource[Any](
     name="tenant",
     plural="tenants",
     title="Tenants",
-    record=Tenant,
     query=TenantQuery,
     read=_read,
     order=(tenants.c.name,),

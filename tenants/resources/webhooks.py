@@ -11,7 +11,8 @@ from tenants.admin.cursor import PAGES, SortKey, beyond
 from tenants.admin.webhooks import find_webhook, seen, webhooks_where
 from tenants.outbox.webhook import DeliveryAgain, Webhook, WebhookAdd
 from tenants.people.roles import Act
-from tenants.resources.resource import ActCall, ActDone, ListQuery, PageRequest, Resource, ResourceAct
+from tenants.resources.query import ListQuery
+from tenants.resources.resource import ActCall, ActDone, PageRequest, Resource, ResourceAct
 from tenants.storage.tables import webhooks
 
 
@@ -49,7 +50,6 @@ WEBHOOKS = Resource(
     name="webhook",
     plural="webhooks",
     title="Webhooks",
-    record=Webhook,
     query=WebhookQuery,
     read=_read,
     order=(webhooks.c.id,),

@@ -18,11 +18,11 @@ from tenants.nouns.limit import LimitSet
 from tenants.nouns.project import ProjectCreate
 from tenants.nouns.tenant import TenantCreate
 from tenants.pricing.price_row import PriceSet
-from tenants.resources.ended import ENDED, EndedQuery
 from tenants.resources.keys import KEYS, KeyQuery
 from tenants.resources.limits import LIMITS, LimitQuery
 from tenants.resources.prices import PRICES, PriceQuery
 from tenants.resources.reading import read_page
+from tenants.resources.records.ended import ENDED, EndedQuery
 from tenants.resources.slos import SLOS, SloQuery
 from tenants.resources.tenants import TENANTS, TenantQuery
 from tenants.slo import store as slo_store

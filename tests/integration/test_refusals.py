@@ -22,9 +22,9 @@ from tenants.directory import key_uses
 from tenants.errors import DatabaseUnavailable, Invalid, NotFound
 from tenants.nouns.key import KeyCreate
 from tenants.nouns.tenant import TenantCreate
-from tenants.resources.counts import REFUSAL_COUNTS, RefusalCountQuery
 from tenants.resources.reading import read_page
-from tenants.resources.refusals import REFUSALS, RefusalQuery
+from tenants.resources.records.counts import REFUSAL_COUNTS, RefusalCountQuery
+from tenants.resources.records.refusals import REFUSALS, RefusalQuery
 from tenants.storage.database import Database, open_database
 from tenants.storage.tables import flushes, refusal_counts, refusals
 from tests.support.builders import site

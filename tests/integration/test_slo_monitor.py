@@ -19,8 +19,8 @@ from tenants.admin.admin import Admin
 from tenants.admin.transaction import Transactions
 from tenants.ledger import timelines as stored
 from tenants.outcomes import RequestOutcome
-from tenants.resources.misses import MISSES, MissQuery
 from tenants.resources.reading import read_page
+from tenants.resources.records.misses import MISSES, MissQuery
 from tenants.slo.target import SloSet
 from tenants.storage.database import Database, open_database
 from tenants.types import Tier

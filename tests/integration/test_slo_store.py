@@ -10,8 +10,8 @@ from tenants.errors import Invalid, NotFound
 from tenants.ledger import timelines
 from tenants.ledger.timelines import StoredTimeline
 from tenants.nouns.tenant import TenantCreate
-from tenants.resources.misses import MISSES, MissQuery
 from tenants.resources.reading import read_page
+from tenants.resources.records.misses import MISSES, MissQuery
 from tenants.resources.slos import SLOS, SloQuery
 from tenants.slo import store as slo_store
 from tenants.slo.slo import DAY_S, SPAN_S, Missed, SloTally

@@ -301,7 +301,7 @@ BOOKS_MUTATIONS = mutations_of(
             REFUSALS,
         ),
         (
-            "tenants/resources/refusals.py",
+            "tenants/resources/records/refusals.py",
             "records: a tenant's cursor names requests of others",
             '        indexes = ("request_id", "key", "project", "tenant")\n',
             "        pass\n",

@@ -11,7 +11,9 @@ from sqlalchemy import Column, Integer, MetaData, String, Table
 from tenants.admin.table_noun import TableNoun
 from tenants.fields import Field
 from tenants.people.roles import Act
-from tenants.resources.resource import Document, Filter, Form, Kind, ListQuery, Resource, ResourceAct, Shown
+from tenants.resources.query import Filter, Kind, ListQuery
+from tenants.resources.resource import Document, Resource, ResourceAct
+from tenants.resources.shown import Form, Shown
 from tenants.resources.table_acts import reading, removing, setting
 
 COLOURS = ("red", "green")
@@ -51,7 +53,6 @@ ROOMS = Resource(
     name="room",
     plural="rooms",
     title="Rooms",
-    record=Room,
     query=RoomQuery,
     read=reading(STORED),
     order=STORED.order,

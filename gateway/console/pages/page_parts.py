@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.console.pages.filters import Filters, TenantScope
 from tenants.admin.admin import Admin
-from tenants.resources.resource import Json
+from tenants.resources.shown import Json
 
 
 async def _nothing(admin: Admin, filters: Filters, scope: TenantScope) -> Json:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from engine.forecast.calibration import longest_wait_s
 from gateway.explain.explanation import steps_of
 from gateway.routes.views.limits_view import check_that_it_is_kept, with_uses
-from tenants.resources.ended import SettledRequest
-from tenants.resources.resource import Json, Resource, ResourceAct
+from tenants.resources.records.ended import SettledRequest
+from tenants.resources.resource import Resource, ResourceAct
+from tenants.resources.shown import Json
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway

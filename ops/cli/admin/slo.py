@@ -10,7 +10,7 @@ from ops.cli.administer import administer
 from ops.cli.base import answer
 from ops.cli.resource_commands import groups
 from ops.reporting import table
-from tenants.resources.misses import MISSES
+from tenants.resources.records.misses import MISSES
 from tenants.resources.slos import SLOS
 from tenants.slo.slo import PERIOD_DAYS, SloReport
 from tenants.types import Tier

@@ -15,9 +15,9 @@ from ops.cli.resource_commands import add_to
 from ops.cli.resource_options import filter_option
 from tenants.admin.cursor import MAX_PAGE
 from tenants.audit.accesses import Access
+from tenants.resources.query import filters_of
 from tenants.resources.reading import read_page
 from tenants.resources.records.audit import AUDIT, AuditQuery
-from tenants.resources.resource import filters_of
 
 if TYPE_CHECKING:
     from tenants.admin.admin import Admin

@@ -12,7 +12,7 @@ from ops.cli.base import Failure, PageCommand, answer, group, settings_now
 from ops.cli.live import call, running_server
 from ops.cli.resource_commands import add_to
 from ops.reporting import table
-from tenants.resources.counts import CALIBRATION
+from tenants.resources.records.counts import CALIBRATION
 
 ENGINE_OPTION = click.option(
     "--engine-id", default="engine-0", show_default=True, help="Its name in the data directory."

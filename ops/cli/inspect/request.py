@@ -22,8 +22,8 @@ from ops.cli.inspect.waterfall import (
 from ops.cli.live import call, require_server, running_server
 from ops.cli.resource_commands import options_of, show_rows
 from ops.reporting import table
-from tenants.resources.ended import ENDED, EndedQuery
 from tenants.resources.reading import query_of, read_page
+from tenants.resources.records.ended import ENDED, EndedQuery
 from tenants.types import Tier
 
 if TYPE_CHECKING:

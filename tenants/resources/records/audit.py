@@ -17,7 +17,9 @@ from tenants.instants import from_us, to_us
 from tenants.nouns import checks
 from tenants.people.person import folded
 from tenants.people.roles import Act
-from tenants.resources.resource import Filter, Form, Kind, ListQuery, PageRequest, Resource, Shown
+from tenants.resources.query import Filter, Kind, ListQuery
+from tenants.resources.resource import PageRequest, Resource
+from tenants.resources.shown import Form, Shown
 from tenants.storage.tables import audit
 
 KINDS = (
@@ -175,7 +177,6 @@ AUDIT = Resource(
     name="audit",
     plural="audit",
     title="Audit",
-    record=AuditRow,
     query=AuditQuery,
     read=_read,
     order=ORDER,

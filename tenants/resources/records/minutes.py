@@ -13,8 +13,10 @@ from tenants.counts import minute_store
 from tenants.counts.minute_store import HOUR_US, MINUTE_US, EngineKey, EngineMinute, FlowKey, FlowMinute
 from tenants.instants import from_us
 from tenants.people.roles import Act
+from tenants.resources.query import Filter, Kind, ListQuery
 from tenants.resources.reading import TIMES, conditions_of, span_of
-from tenants.resources.resource import Filter, Form, Json, Kind, ListQuery, PageRequest, Resource, Shown
+from tenants.resources.resource import PageRequest, Resource
+from tenants.resources.shown import Form, Json, Shown
 from tenants.storage.tables import engine_minutes, flow_minutes
 from tenants.types import Tier
 
@@ -122,7 +124,6 @@ _COMMON: Mapping[str, Any] = {
 FLOW = Resource(
     **_COMMON,
     plural="flow",
-    record=FlowRow,
     query=FlowQuery,
     read=_read_flow,
     order=lambda query: (int, str, str, str),
@@ -171,7 +172,6 @@ FLOW = Resource(
 ENGINES = Resource(
     **_COMMON,
     plural="engines",
-    record=EngineRow,
     query=EngineQuery,
     read=_read_engines,
     order=lambda query: (int, str, str),

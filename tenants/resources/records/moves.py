@@ -10,8 +10,10 @@ from tenants.admin.cursor import PAGES, SortKey
 from tenants.counts import move_store
 from tenants.counts.move_store import KEPT_S, MAX_KNOB_CHARACTERS, MAX_MODEL_CHARACTERS, StoredMove
 from tenants.people.roles import Act
+from tenants.resources.query import Filter, Kind, ListQuery
 from tenants.resources.reading import TIMES, read_rows
-from tenants.resources.resource import Filter, Form, Kind, ListQuery, PageRequest, Resource, Shown
+from tenants.resources.resource import PageRequest, Resource
+from tenants.resources.shown import Form, Shown
 from tenants.storage.tables import control_moves
 
 _moves = control_moves.c
@@ -49,7 +51,6 @@ MOVES = Resource(
     name="policy",
     plural="policy/moves",
     title="Moves",
-    record=StoredMove,
     query=MoveQuery,
     read=_read,
     order=ORDER,

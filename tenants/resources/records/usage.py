@@ -16,8 +16,9 @@ from tenants.directory import queries
 from tenants.errors import Invalid
 from tenants.instants import from_us, to_us
 from tenants.nouns import checks
+from tenants.resources.query import Filter, Kind, ListQuery
 from tenants.resources.reading import TIMES, check_filters
-from tenants.resources.resource import Filter, Json, Kind, ListQuery
+from tenants.resources.shown import Json
 from tenants.types import Tier
 from tenants.usage.export import FORMATS
 from tenants.usage.query import (

@@ -24,8 +24,8 @@ from tenants.admin.admin import Admin
 from tenants.admin.cursor import MAX_PAGE
 from tenants.errors import DatabaseUnavailable
 from tenants.people.roles import Act
-from tenants.resources.counts import REFUSAL_COUNTS, RefusalCountQuery
 from tenants.resources.reading import read_page
+from tenants.resources.records.counts import REFUSAL_COUNTS, RefusalCountQuery
 from tenants.resources.records.usage import UsageAsked, usage_page
 
 SLOW_EVERY_S = 10.0

@@ -25,10 +25,10 @@ from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.instants import from_us
 from tenants.nouns.tenant import Tenant
 from tenants.people.roles import Act
+from tenants.resources.query import filters_of
 from tenants.resources.reading import query_of
 from tenants.resources.records.usage import UsageAsked, shown_usage
 from tenants.resources.records.usage_export import columns_of
-from tenants.resources.resource import filters_of
 from tenants.types import Tier
 from tenants.usage.query import GROUPS, LABEL, WINDOWS, edges
 

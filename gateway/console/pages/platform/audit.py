@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.console.pages.filters import Filters, TenantScope
 from gateway.console.pages.page_parts import PageParts
 from tenants.admin.admin import Admin
-from tenants.resources.resource import Json
+from tenants.resources.shown import Json
 
 
 async def _log(admin: Admin, filters: Filters, scope: TenantScope) -> Json:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gateway.console.formats import exact_dollars
 from gateway.console.pages.page_parts import PageParts
-from tenants.resources.ended import SettledRequest
-from tenants.resources.resource import Json
+from tenants.resources.records.ended import SettledRequest
+from tenants.resources.shown import Json
 
 PATH = "/console/requests"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.console.pages.page_parts import PageParts
 from gateway.console.pages.requests.misses_shown import METRICS, WHAT_TO_DO, WHY, cause_words
 from tenants.instants import from_us
-from tenants.resources.resource import Json
+from tenants.resources.shown import Json
 from tenants.slo.slo import Missed
 
 

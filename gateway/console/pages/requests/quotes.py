@@ -23,8 +23,8 @@ from tenants.errors import Invalid
 from tenants.instants import from_us, to_us
 from tenants.nouns import checks
 from tenants.people.roles import Act
-from tenants.resources.counts import CALIBRATION, USUAL_CALIBRATION_S, CalibrationQuery
 from tenants.resources.reading import read_page
+from tenants.resources.records.counts import CALIBRATION, USUAL_CALIBRATION_S, CalibrationQuery
 from tenants.resources.records.usage import UsageAsked, usage_page
 from tenants.types import Tier
 

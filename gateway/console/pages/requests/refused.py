@@ -6,9 +6,9 @@ from gateway.console.pages.filters import Filters, TenantScope
 from gateway.console.pages.page_parts import PageParts
 from gateway.console.pages.requests.ways_out import way_out
 from tenants.admin.admin import Admin
-from tenants.resources.counts import REFUSAL_COUNTS, RefusalCountQuery
 from tenants.resources.reading import read_page
-from tenants.resources.resource import Json
+from tenants.resources.records.counts import REFUSAL_COUNTS, RefusalCountQuery
+from tenants.resources.shown import Json
 
 MOST_CODES = 1_000
 

@@ -16,7 +16,7 @@ from gateway.http.asgi import Request
 from gateway.routes.context import admin_of
 from tenants.outcomes import Cause
 from tenants.people.roles import Act
-from tenants.resources.misses import MISSES
+from tenants.resources.records.misses import MISSES
 from tenants.slo.slo import DAY_S, PERIOD_DAYS, Burning, SloReport
 from tenants.types import Tier
 

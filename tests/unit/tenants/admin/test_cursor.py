@@ -10,8 +10,8 @@ import pytest
 
 from tenants.admin.cursor import MAX_CURSOR, Number, Text, decode_cursor, encode_cursor, page_of
 from tenants.errors import Invalid
-from tenants.resources.ended import EndedQuery
 from tenants.resources.records.audit import AuditQuery
+from tenants.resources.records.ended import EndedQuery
 
 ACTS: dict[str, Any] = {"act": "tenant", "since": "2026-01-31T18:00:00+01:00"}
 KEY = tuple[Number, Text]

@@ -11,7 +11,8 @@ import pytest
 from tenants.errors import Invalid
 from tenants.fields import Field, command_of, fields_of, without_secrets
 from tenants.resources.all import RESOURCES
-from tenants.resources.resource import Filter, Form, Kind, ListQuery, Shown, filters_of, page_columns
+from tenants.resources.query import Filter, Kind, ListQuery, filters_of
+from tenants.resources.shown import Form, Shown, page_columns
 from tests.support.made_up_noun import ROOMS, Room, RoomSet
 
 

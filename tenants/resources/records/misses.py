@@ -9,8 +9,10 @@ from sqlalchemy import Connection
 from tenants.admin.cursor import PAGES, SHORT_PAGES, SortKey
 from tenants.outcomes import Cause
 from tenants.people.roles import Act
+from tenants.resources.query import Filter, Kind, ListQuery
 from tenants.resources.reading import TIMES, read_rows
-from tenants.resources.resource import Filter, Form, Kind, ListQuery, PageRequest, Resource, Shown
+from tenants.resources.resource import PageRequest, Resource
+from tenants.resources.shown import Form, Shown
 from tenants.slo import store
 from tenants.slo.slo import Missed
 from tenants.storage.tables import slo_misses
@@ -38,7 +40,6 @@ MISSES = Resource(
     plural="slo/misses",
     title="Missed targets",
     menu="slo",
-    record=Missed,
     query=MissQuery,
     read=_read,
     order=store.MISS_ORDER,

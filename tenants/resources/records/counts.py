@@ -19,8 +19,10 @@ from tenants.counts.refusal_store import (
 )
 from tenants.instants import from_us
 from tenants.people.roles import Act
+from tenants.resources.query import Filter, Kind, ListQuery
 from tenants.resources.reading import TIMES, conditions_of, span_of
-from tenants.resources.resource import Filter, Form, Json, Kind, ListQuery, PageRequest, Resource, Shown
+from tenants.resources.resource import PageRequest, Resource
+from tenants.resources.shown import Form, Json, Shown
 from tenants.storage.tables import calibration_counts, refusal_counts
 from tenants.types import Tier
 
@@ -175,7 +177,6 @@ REFUSAL_COUNTS = Resource(
     name="refusal",
     plural="refusals/counts",
     title="refusals",
-    record=GroupedRow,
     query=RefusalCountQuery,
     read=_read_refusals,
     order=lambda query: _key_types(_refusal_groups(query)),
@@ -209,7 +210,6 @@ CALIBRATION = Resource(
     name="forecast",
     plural="calibration",
     title="told against happened",
-    record=GroupedRow,
     query=CalibrationQuery,
     read=_read_calibration,
     order=lambda query: _key_types(_groups(query.group_by, BY_DAY)),

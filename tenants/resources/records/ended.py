@@ -16,8 +16,10 @@ from tenants.directory import queries
 from tenants.instants import from_us
 from tenants.outcomes import Cause, RequestOutcome
 from tenants.people.roles import Act
+from tenants.resources.query import Filter, Kind, ListQuery
 from tenants.resources.reading import TIMES, Conditions, conditions_of, times_of
-from tenants.resources.resource import Filter, Form, Kind, ListQuery, PageRequest, Resource, Shown
+from tenants.resources.resource import PageRequest, Resource
+from tenants.resources.shown import Form, Shown
 from tenants.storage.tables import CHARGES, RARE_OUTCOMES, SETTLES, ledger, slo_misses, timelines
 from tenants.types import Tier
 
@@ -178,7 +180,6 @@ ENDED = Resource(
     plural="requests/ended",
     page="requests",
     title="Requests",
-    record=SettledRequest,
     query=EndedQuery,
     read=_read,
     order=lambda query: (int, int) if query.cause is None else (int, str),

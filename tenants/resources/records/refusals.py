@@ -17,8 +17,10 @@ from tenants.counts.refusal_store import (
     RefusedRequest,
 )
 from tenants.people.roles import Act
+from tenants.resources.query import Filter, Kind, ListQuery
 from tenants.resources.reading import TIMES, read_rows
-from tenants.resources.resource import Filter, Form, Kind, ListQuery, OwnList, PageRequest, Resource, Shown
+from tenants.resources.resource import OwnList, PageRequest, Resource
+from tenants.resources.shown import Form, Shown
 from tenants.storage.tables import refusals
 from tenants.types import Tier
 
@@ -72,7 +74,6 @@ REFUSALS = Resource(
     name="refusal",
     plural="refusals",
     title="Refusals",
-    record=RefusedRequest,
     query=RefusalQuery,
     read=_read,
     order=ORDER,
