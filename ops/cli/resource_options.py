@@ -116,7 +116,9 @@ def values_of(act: ResourceAct, given: Mapping[str, Any]) -> Json:
     values = {one.name: _value(one, given[one.name], given.get(one.name + _NONE)) for one in fields}
     values = {name: value for name, value in values.items() if value is not None}
     optional = [one for one in fields if not one.field.is_argument]
-    if act.is_change and not any(values.get(one.name) not in (None, False) for one in optional):
+    # An argument is a change, too, but where it names what is changed.
+    changes = optional if act.is_partial else fields
+    if act.is_change and not any(values.get(one.name) not in (None, False) for one in changes):
         options = [one.option for one in optional] + [
             one.field.none for one in optional if one.field.none.startswith("--")
         ]
