@@ -226,16 +226,16 @@ def test_the_pages_are_accessible_fit_and_hold_still(server: Server, visitor: Vi
     page = visitor.log_in("looks-at-requests@example.org", role="auditor")
     page.clock.install()
     page.goto("/console/requests?tenant=looked-at")
-    expect(page.get_by_role("region", name="Ended requests").get_by_role("row")).to_have_count(4)
+    expect(page.get_by_role("region", name="Requests").get_by_role("row")).to_have_count(4)
     found = problems_of(page, "requests")
     newest = complete(server, key).headers["x-request-id"]
     until(lambda: newest in str(server.admin("GET", "/requests/ended?tenant=looked-at")))
     page.clock.fast_forward(16_000)
     more = page.get_by_role("link", name="1 new")
     expect(more).to_be_visible()
-    expect(page.get_by_role("region", name="Ended requests").get_by_role("row")).to_have_count(4)
+    expect(page.get_by_role("region", name="Requests").get_by_role("row")).to_have_count(4)
     more.click()
-    expect(page.get_by_role("region", name="Ended requests").get_by_role("row")).to_have_count(5)
+    expect(page.get_by_role("region", name="Requests").get_by_role("row")).to_have_count(5)
     for name, path in (
         ("request", f"requests/{sent[0]}"),
         ("refusals", f"refusals?tenant=looked-at&limit_id={limit_id}"),

@@ -252,7 +252,7 @@ def see_live(server: Server, page: Page, secret: str, problems: list[str]) -> st
 
 def see_waterfall(page: Page, request_id: str, problems: list[str]) -> None:
     go(page, "Requests")
-    page.get_by_role("region", name="Ended requests").get_by_title(request_id).click()
+    page.get_by_role("region", name="Requests").get_by_title(request_id).click()
     expect(page.get_by_role("heading", name="Why it took so long")).to_be_visible()
     expect(page.get_by_role("img", name="Stages of the request")).to_be_visible()
     expect(row_of(page, "Ledger rows", "settle")).to_contain_text(str(SLOW_TOKENS))
@@ -320,7 +320,7 @@ def be_refused(server: Server, page: Page, key: str) -> str:
         page.get_by_role("link", name="Clear").click()
         page.get_by_label(label, exact=True).fill(text)
         page.get_by_role("button", name="Show").click()
-        row = row_of(page, "Refused requests", "insufficient_quota")
+        row = row_of(page, "Refusals", "insufficient_quota")
         expect(row).to_have_count(1)
         expect(row.get_by_title(request_id)).to_be_visible()
         expect(row.get_by_title(limit_id)).to_be_visible()
@@ -366,7 +366,7 @@ def see_as_member(page: Page, link: str, request_id: str, refused_id: str) -> No
     expect(page.get_by_role("heading", name="Hello, bo@example.org")).to_be_visible()
     names = page.get_by_role("navigation").get_by_role("link").all_text_contents()
     assert not {"Overview", "Policy", "Upstreams", "Audit", "People", "Settings"} & set(names)
-    for name, table in (("Tenants", "Tenants"), ("Requests", "Ended requests"), ("Keys", "Keys")):
+    for name, table in (("Tenants", "Tenants"), ("Requests", "Requests"), ("Keys", "Keys")):
         go(page, name)
         rows = page.get_by_role("region", name=table, exact=True).get_by_role("row")
         expect(rows.filter(has_text=RIVAL)).to_have_count(0)

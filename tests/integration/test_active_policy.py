@@ -14,6 +14,8 @@ import pytest
 from engine.scheduling.policy import UnknownPolicy, options_of
 from gateway.cluster.active_policy import ActivePolicy
 from gateway.config import GatewayConfig
+from gateway.flow.knobs import QueueSettings
+from gateway.flow.window import WindowRule
 from gateway.pools.learned_actions import LearnedActions
 from gateway.upstream.base import UpstreamLost
 from tenants.admin.admin import Admin
@@ -51,6 +53,9 @@ class Line:
     """The part of a pool that has an order."""
 
     order_name: str
+    settings: QueueSettings = field(
+        default_factory=lambda: QueueSettings(9, 9, (), WindowRule(lookahead_sequences=1, kv_window=0.5), 9)
+    )
 
     def set_order(self, name: str) -> None:
         self.order_name = name
