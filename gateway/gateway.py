@@ -179,7 +179,7 @@ class Gateway:
         yield self.limit_events.service
         yield GatewayService("progress", self.progress.start, self.progress.close)
         yield GatewayService("holds", self.holds.start, partial(self.holds.close, config.settle_wait_s))
-        yield GatewayService("brakes", self.brakes.start, why="a shared queue is told them as it is joined")
+        yield GatewayService("brakes", self.brakes.start, why="a shared queue takes them when it is joined")
         yield _repeated("brakes", FOLLOW_EVERY_S, self.brakes.follow, "the stored brakes were not read")
         yield GatewayService("drains", self.drains.follow)
         yield _repeated("drains", FOLLOW_EVERY_S, self._leave_drained, "what runs at drained replicas stayed")

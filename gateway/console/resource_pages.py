@@ -36,7 +36,7 @@ from tenants.fields import command_of, fields_of
 from tenants.instants import to_us
 from tenants.resources import query as declared
 from tenants.resources.query import Kind
-from tenants.resources.reading import query_of, read_page
+from tenants.resources.reading import query_of, read_one, read_page
 from tenants.resources.resource import ActCall, Resource, ResourceAct
 from tenants.resources.shown import Form, Json
 
@@ -176,7 +176,7 @@ def _at_us(resource: Resource[Any], row: Json) -> int:
 
 @dataclass(frozen=True)
 class ActPages:
-    """The form of an act, or its confirmation. Of two changes at once one wins; the other is told."""
+    """The form of an act, or its confirmation. The second of two changes at once gets 412."""
 
     resource: Resource[Any]
     act: ResourceAct
@@ -208,11 +208,7 @@ class ActPages:
         return [asking_of_one, acting_on_one]
 
     async def _stored(self, request: Request, reference: str) -> Json:
-        find = self.resource.find
-        assert find is not None
-        transactions = admin_of(request).transactions
-        row = await transactions.read(lambda one: find(one, reference, None, transactions.now_us()))
-        return self.resource.stored_of(row)
+        return self.resource.stored_of(await read_one(admin_of(request), self.resource, reference))
 
     async def _done(self, request: Request, reference: str) -> Response[str]:
         visit = visit_of(request)

@@ -23,7 +23,7 @@ from gateway.routes.context import admin_of, asked, asked_or_not, gateway_of, js
 from gateway.routes.views.resource_rows import check_act, json_of, json_of_page
 from tenants.admin.cursor import DEFAULT_PAGE, Page
 from tenants.resources.query import Kind, ListQuery, filters_of
-from tenants.resources.reading import query_of, read_page
+from tenants.resources.reading import query_of, read_one, read_page
 from tenants.resources.resource import ActCall, Resource, ResourceAct
 
 _METHODS = {"POST": post_route, "PATCH": patch_route, "DELETE": delete_route, "PUT": put_route}
@@ -126,13 +126,9 @@ def _own_list(resource: Resource[Any]) -> HTTPRouteHandler:
 
 
 def _one(resource: Resource[Any]) -> HTTPRouteHandler:
-    find = resource.find
-    assert find is not None
-
     async def shown(request: Request, reference: str) -> Response[bytes]:
         tenant = request.query_params.get("tenant") if resource.is_named_in_tenant else None
-        transactions = admin_of(request).transactions
-        row = await transactions.read(lambda one: find(one, reference, tenant, transactions.now_us()))
+        row = await read_one(admin_of(request), resource, reference, tenant)
         return tagged(json_response(await named(request, json_of(resource, row))), resource.stored_of(row))
 
     shown.__name__ = f"show_{resource.name}"

@@ -49,11 +49,10 @@ class TableNoun(Generic[R]):
         self, connection: Connection, conditions: Sequence[ColumnElement[bool]] = (), most: int | None = None
     ) -> list[R]:
         """In order, at most `most`."""
-        query = select(self.table).where(*conditions).order_by(*self.order).limit(most)
-        names = [column.name for column in self.table.c if column.name != "created_us"]
-        found = connection.execute(query.with_only_columns(*(self.table.c[name] for name in names)))
+        columns = [column for column in self.table.c if column.name != "created_us"]
+        query = select(*columns).where(*conditions).order_by(*self.order).limit(most)
         make = self.of_row or (lambda row: self.record(**row))
-        return [make(dict(row)) for row in found.mappings()]
+        return [make(dict(row)) for row in connection.execute(query).mappings()]
 
     def find(self, connection: Connection, reference: str, tenant: str | None = None, now_us: int = 0) -> R:
         """By id. Raises `NotFound`."""

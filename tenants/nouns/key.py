@@ -186,7 +186,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _end_of(wanted: KeyChange, now_us: int) -> datetime | None:
-    """An instant, or so many seconds from now; None: no end."""
+    """An instant, or a number of seconds from now; None: no end."""
     if wanted.expires_in_s is not None:
         checks.seconds("expires_in_s", wanted.expires_in_s, MAX_EXPIRY_S, least=1)
     elif wanted.expires == "":
@@ -221,7 +221,7 @@ def networks(values: Iterable[str] | None) -> tuple[Network, ...]:
 
 
 def expires_us(now_us: int, expires: int | None, expires_in_s: float | None) -> int | None:
-    """An instant in microseconds, or so many seconds from now; None: no end."""
+    """An instant in microseconds, or a number of seconds from now; None: no end."""
     if expires is None:
         return None if expires_in_s is None else now_us + round(expires_in_s * 1e6)
     if expires_in_s is not None:

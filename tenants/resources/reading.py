@@ -76,6 +76,16 @@ async def read_all(admin: Admin, resource: Resource[R], query: ListQuery) -> lis
             return rows
 
 
+async def read_one(admin: Admin, resource: Resource[R], reference: str, tenant: str | None = None) -> R:
+    """By id or name; `tenant`: whose it is, where it is named in its tenant. Raises `Invalid`, `NotFound`."""
+    find = resource.find
+    assert find is not None
+    transactions = admin.transactions
+    return await transactions.read(
+        lambda connection: find(connection, reference, tenant, transactions.now_us())
+    )
+
+
 def query_of(query: type[Q], given: dict[str, Any]) -> Q:
     """The query from fields as given in words; None is left out. Raises `Invalid` for a flag that is none."""
     values: dict[str, Any] = {}
@@ -180,10 +190,10 @@ def read_rows(
     newest_first: bool = True,
     more: Sequence[ColumnElement[bool]] = (),
 ) -> tuple[list[R], SortKey | None]:
-    """A page along an index, of a bounded number of rows. `rows`: at most so many that meet all conditions,
-    in `order`. `indexes`: fields of the query that an index serves together with the order, the most
-    selective first: the first one given is read along, with the time; the others, and `more`, are checked
-    row by row.
+    """A page along an index, of a bounded number of rows. `rows`: reads those that meet all conditions, in
+    `order`, up to the most that are wanted. `indexes`: fields of the query that an index serves together
+    with the order, the most selective first: the first one given is read along, with the time; the others,
+    and `more`, are checked row by row.
     Raises `Invalid`, `NotFound`."""
     named = conditions_of(connection, request)
     first = next((field for field in indexes if field in named), None)

@@ -1,4 +1,4 @@
-"""A declaration that says too little fails when it is made, not when somebody asks."""
+"""A declaration that says too little fails when it is made, not at the first request."""
 
 from __future__ import annotations
 
