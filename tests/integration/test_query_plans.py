@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 import httpx
 import pytest
+from litestar import Litestar
 from sqlalchemy import text
 
 from gateway.console import csv_file
@@ -20,7 +21,7 @@ from migrations import runner
 from tenants.admin.lists.scans import MOST_SCANNED
 from tenants.storage.database import create_sql_engine
 from tests.support.console_questions import AskedPage, ask_pages, in_pages
-from tests.support.gateway_app import gateway_app
+from tests.support.gateway_app import gateway_and_app
 from tests.support.many_requests import Sizes, fill, fold_all
 from tests.support.query_plans import Recorder, Statement, recorder, visited, whole_scans
 from tests.support.route_questions import questions
@@ -45,11 +46,13 @@ class Asked:
     statements: list[Statement]
 
 
-async def ask_all(client: httpx.AsyncClient, heard: Recorder, now_us: int) -> list[Asked]:
+async def ask_all(client: httpx.AsyncClient, app: Litestar, heard: Recorder, now_us: int) -> list[Asked]:
     """Every question, and after each page the next one."""
     asked: list[Asked] = []
     for question in questions(now_us):
         following = ""
+        # A file of a very large table takes longer than keys are trusted without a look at the database.
+        await app.state.gateway.deps.directory.refresh()
         for page in ("", "&next page"):
             heard.start()
             answer = await client.get(question + following)
@@ -78,8 +81,9 @@ async def check(url: str, small_url: str, tmp_path: Path, sizes: Sizes) -> list[
                     connection.execute(text("ANALYZE"))
             fold_all(engine)
             engine.dispose()
-            async with gateway_app(its_url, tmp_path / f"data-{size.requests}", follows=False) as client:
-                found[size] = await ask_all(client, heard, now_us)
+            data_dir = tmp_path / f"data-{size.requests}"
+            async with gateway_and_app(its_url, data_dir, follows=False) as (client, app):
+                found[size] = await ask_all(client, app, heard, now_us)
                 pages[size] = await ask_pages(client, heard)
     few = {(each.question, each.status, each.has_rows): len(each.statements) for each in found[FEW]}
     for each in found[sizes]:
