@@ -83,7 +83,7 @@ class AuditCheckpoints(BackgroundWriter):
             self._note("the audit is not signed", str(error))
             return False
         self._note("the audit is not signed", "")
-        self.log.info("audit checkpoint %s", json.dumps(made.note, ensure_ascii=False))
+        self.log.debug("audit checkpoint %s", json.dumps(made.note, ensure_ascii=False))
         return True
 
     async def _close_span(self) -> None:

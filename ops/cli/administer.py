@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import getpass
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ops.cli.base import LATE_KEY, Failure, settings_now
+from ops.cli.base import LATE_KEY, Failure, nearest, settings_now
 from tenants.admin.audit import Actor
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from tenants.admin.admin import Admin
 
 T = TypeVar("T")
@@ -36,7 +39,7 @@ def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
     from tenants.admin.transaction import Transactions
     from tenants.directory import queries
     from tenants.directory.gateways import GatewayRegistry
-    from tenants.errors import TenancyError
+    from tenants.errors import NotFound, TenancyError
     from tenants.storage.database import open_database
 
     settings = settings_now()
@@ -58,7 +61,11 @@ def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
             if await admin.keys.is_own_pepper():  # else only acts that make no key go on
                 datadir.keep_pepper(settings, pepper)
             before = await database.read(queries.revision)
-            done = await act(admin)
+            try:
+                done = await act(admin)
+            except NotFound as error:
+                near = nearest(error.reference, await database.read(partial(_names, error.what)))
+                raise Failure(f"{error}.{near}" if near else str(error)) from None
             if await database.read(queries.revision) != before:
                 late = await GatewayRegistry(database).not_serving(settings.gateway.gateway_stale_s)
                 click.get_current_context().meta[LATE_KEY] = [gateway.gateway_id for gateway in late]
@@ -76,6 +83,24 @@ def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
         return asyncio.run(run())
     except (TenancyError, datadir.DataDirRefused) as error:
         raise Failure(str(error)) from None
+
+
+def _names(what: str, connection: Connection) -> list[str]:
+    """Of things of this kind."""
+    from sqlalchemy import select
+
+    from tenants.storage.tables import api_keys, people, prices, projects, tenants
+
+    columns = {
+        "tenant": tenants.c.name,
+        "project": projects.c.name,
+        "key": api_keys.c.name,
+        "person": people.c.name,
+        "price": prices.c.model,
+    }
+    if what not in columns:
+        return []
+    return [name for name in connection.scalars(select(columns[what]).distinct()) if name]
 
 
 def named_list(

@@ -1,6 +1,6 @@
 """Parts that all commands share: common options, answers as text or JSON, errors and exit codes.
 
-Exit code 0: done; 1: failed; 2: wrong usage or settings; 3: done, but not confirmed by every gateway yet.
+Exit code 0: success; 1: failed; 2: wrong usage or settings; 3: done, but not confirmed by every gateway yet.
 Answers go to stdout, errors to stderr. Nothing here imports the engine, the gateway or torch, so that
 `fairgate --help` is quick.
 """
@@ -11,8 +11,10 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -50,30 +52,35 @@ def _remember_json(ctx: click.Context, param: click.Parameter, value: bool) -> N
         ctx.meta[JSON_KEY] = True
 
 
+class CommonOption(click.Option):
+    """An option of every command, described in the help of `fairgate` alone."""
+
+    def __init__(self, name: str, metavar: str, words: str) -> None:
+        super().__init__([name], metavar=metavar, expose_value=False, callback=_remember, help=words)
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        return super().get_help_record(ctx) if ctx.parent is None else None
+
+
 def common_options() -> list[click.Parameter]:
     return [
-        click.Option(
-            ["--data-dir"],
-            metavar="DIR",
-            expose_value=False,
-            callback=_remember,
-            help="Data directory.  [default: ./fairgate-data]",
-        ),
-        click.Option(
-            ["--config"],
-            metavar="FILE",
-            expose_value=False,
-            callback=_remember,
-            help="TOML file with settings (also FAIRGATE_CONFIG).",
-        ),
-        click.Option(
-            ["--database-url"],
-            metavar="URL",
-            expose_value=False,
-            callback=_remember,
-            help="Database (also FAIRGATE_DATABASE_URL).  [default: SQLite in the data directory]",
+        CommonOption("--data-dir", "DIR", "Data directory.  [default: ./fairgate-data]"),
+        CommonOption("--config", "FILE", "TOML file with settings (also FAIRGATE_CONFIG)."),
+        CommonOption(
+            "--database-url",
+            "URL",
+            "Database (also FAIRGATE_DATABASE_URL).  [default: SQLite in the data directory]",
         ),
     ]
+
+
+def _name_common_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    common = [one for one in command.params if isinstance(one, CommonOption)]
+    if ctx.parent is not None and common:
+        formatter.write_paragraph()
+        with formatter.indentation():
+            names = ", ".join(f"{one.opts[0]} {one.metavar}" for one in common)
+            formatter.write_text(f"Also {names}: see `fairgate --help`.")
 
 
 def json_option() -> click.Parameter:
@@ -101,7 +108,7 @@ def html_option() -> click.Option:
         type=click.Path(path_type=Path, dir_okay=False),
         expose_value=False,
         callback=_remember_page,
-        help="Also write it as a page that stands alone: charts, tables, all figures.",
+        help="Also write a self-contained HTML page: charts, tables, all figures.",
     )
 
 
@@ -120,6 +127,10 @@ class Command(click.Command):
         if "--json" not in taken:
             extra.append(json_option())
         self.params = [*self.params, *extra]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(ctx, formatter)
+        _name_common_options(self, ctx, formatter)
 
 
 class PageCommand(Command):
@@ -151,6 +162,39 @@ class Group(click.Group):
             command: click.Command = getattr(importlib.import_module(module), attribute)
             return command
         return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Names the nearest command, also of those that are imported on first use."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            known = self.list_commands(ctx)
+            if args[0] in known:
+                raise
+            raise click.UsageError(f"No such command {args[0]!r}.{nearest(args[0], known)}", ctx) from None
+
+    def sections(self, ctx: click.Context) -> dict[str, list[str]]:
+        """Its commands by the heading of its help."""
+        return {"Commands": self.list_commands(ctx)}
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """With the whole first sentence of each, where click cuts it at the line's end."""
+        _name_common_options(self, ctx, formatter)
+        sections = self.sections(ctx)
+        widest = max(map(len, chain(*sections.values())), default=0)
+        for heading, names in sections.items():
+            commands = [(name, command) for name in names if (command := self.get_command(ctx, name))]
+            rows = [(name.ljust(widest), command.get_short_help_str(1_000)) for name, command in commands]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
+def nearest(given: str, known: Iterable[str]) -> str:
+    """` Did you mean 'tenant'?`; empty: nothing is near."""
+    near = get_close_matches(given, list(known), n=3)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 Group.group_class = Group

@@ -17,20 +17,27 @@ def _version() -> str:
         return "0+unknown"
 
 
+SECTIONS = {
+    "Run": ("run.serve", "run.demo", "run.doctor", "run.engine", "run.db", "run.place"),
+    "Administer": (
+        *("admin.tenant", "project", "admin.key", "admin.limit", "admin.slo", "admin.brake"),
+        *("admin.model", "admin.upstream", "admin.person", "admin.webhook", "inspect.audit"),
+        *("config.export", "config.diff", "config.apply"),
+    ),
+    "Watch": (
+        *("inspect.status", "inspect.top", "inspect.request", "refusal", "flow", "config.alerts"),
+        "inspect.forecast",
+    ),
+    "Money": ("admin.usage", "admin.price", "inspect.quote", "inspect.ledger"),
+    "Policy": ("policy.policy", "simulate.whatif", "simulate.simulate"),
+    "Develop": ("run.completion", "run.plugin", "bench"),
+}
+"""Of `fairgate --help`: each command with its module; without one it is a resource's, which needs none."""
 OWN = {
     path.rpartition(".")[2]: f"ops.cli.{path}:{path.rpartition('.')[2]}" if "." in path else ""
-    for path in (
-        *("run.serve", "run.demo", "run.engine", "run.db"),
-        *("inspect.top", "inspect.status", "admin.tenant", "project", "admin.key", "admin.limit"),
-        *("admin.slo", "admin.person", "admin.brake", "inspect.request", "refusal"),
-        *("flow", "inspect.quote", "inspect.audit"),
-        *("admin.price", "admin.model", "admin.upstream", "admin.usage", "admin.webhook"),
-        *("inspect.ledger", "policy.policy", "inspect.forecast"),
-        *("config.export", "config.diff", "config.apply", "config.alerts"),
-        *("simulate.simulate", "simulate.whatif", "run.doctor", "run.plugin", "run.place"),
-    )
+    for paths in SECTIONS.values()
+    for path in paths
 } | {"bench": "ops.cli.bench.main:bench"}
-"""In the order of `fairgate --help`, each with its module; empty: a resource's, which needs none."""
 
 
 class Root(Group):
@@ -43,6 +50,12 @@ class Root(Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*dict.fromkeys([*super().list_commands(ctx), *self._nouns()])]
+
+    def sections(self, ctx: click.Context) -> dict[str, list[str]]:
+        """A resource that is in none of them is administered."""
+        named = {heading: [path.rpartition(".")[2] for path in paths] for heading, paths in SECTIONS.items()}
+        named["Administer"] += [name for name in self.list_commands(ctx) if name not in OWN]
+        return named
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if self.lazy.get(cmd_name):
@@ -57,7 +70,7 @@ class Root(Group):
 )
 @click.version_option(_version(), prog_name="fairgate")
 def cli() -> None:
-    """Shares a language model between tenants by explicit contract.
+    """Shares GPUs that serve language models between tenants.
 
     \b
     Start here:
@@ -65,14 +78,16 @@ def cli() -> None:
       fairgate serve                             gateway and engine on http://127.0.0.1:8000
       fairgate tenant create acme --weight 2     a tenant with a double share
       fairgate key create --tenant acme          its API key, shown once
-      fairgate limit set --tenant acme --meter total_tokens --window day --amount 1000000
-      fairgate top                               who waits, runs and gets which share, live
-      fairgate status                            what an operator reads first
-      fairgate brake --tier batch --share 0.1 --for 30m
-      fairgate doctor                            what is wrong, and what to do
+      fairgate limit set --tenant acme --meter total_tokens --window day --amount 1m
+      fairgate status                            is it ready, what waits, what is refused
+      fairgate top                               the same, live
+      fairgate brake --tier batch --share 10% --for 30m
+      fairgate doctor                            what is wrong, and how to fix it
 
-    Settings come from flags, environment variables (FAIRGATE_*) and one TOML file (--config), in that
-    order. Exit codes: 0 done, 1 failed, 2 asked wrongly.
+    Numbers may be written as 1000000, 1,000,000, 1m or 1.5k, and shares as 0.1 or 10%. Settings come from
+    flags, environment variables (FAIRGATE_*) and a TOML file (--config), in that order.
+
+    Exit codes: 0 success, 1 failed, 2 wrong usage.
     """
 
 

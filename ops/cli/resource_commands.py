@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gateway.console.formats import money
 from ops.cli.administer import actor, administer
 from ops.cli.base import Command, Group, answer
+from ops.cli.options import Number
 from ops.cli.resource_options import command_parameters, filter_option, values_of
 from ops.reporting import table
 from tenants.admin.cursor import MAX_PAGE, Page
@@ -64,7 +66,7 @@ def options_of(query: type[ListQuery], rows: int) -> list[click.Parameter]:
     """`rows`: of a page, where it is not given; 0: there are no pages."""
     options: list[click.Parameter] = [filter_option(one) for one in filters_of(query)]
     if rows:
-        limit = click.IntRange(1, MAX_PAGE)
+        limit = Number(int, 1, MAX_PAGE)
         options += [
             click.Option(["--limit"], type=limit, default=rows, show_default=True, help="Rows at most."),
             click.Option(["--cursor"], help="Next page of a list with the same filter."),
@@ -145,6 +147,8 @@ def _cell(row: Mapping[str, Any], shown: Shown) -> object:
             return f"{from_us(value).isoformat() if isinstance(value, int) else value:.19}Z"
         case Form.NUMBER:
             return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
+        case Form.MONEY:
+            return money(value)
         case Form.SECONDS:
             return f"{value:.3g} s"
         case Form.PERCENT:

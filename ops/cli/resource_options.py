@@ -7,12 +7,14 @@ from typing import Any
 
 import click
 
-from ops.cli.options import Duration, PastInstant, PastStart
+from ops.cli.options import SHORT_TIMES, Duration, Number, PastInstant, PastStart
 from tenants.fields import CommandField, fields_of
 from tenants.resources.query import Kind, NamedFilter
 from tenants.resources.resource import ResourceAct
 from tenants.resources.shown import Json
 
+TIME_OPTIONS = {"since": ("--since", "--from"), "until": ("--until", "--to")}
+"""Of all lists: the first is shown, the others are taken, too."""
 MANY = (list, dict)
 """Kinds of fields whose option is repeated."""
 _NONE = "_none"
@@ -20,7 +22,8 @@ _NONE = "_none"
 
 def filter_option(one: NamedFilter) -> click.Option:
     kind, declared = one.filter.kind, one.filter
-    names = declared.option.split() or [f"--{one.name.replace('_', '-')}"]
+    names = [*TIME_OPTIONS.get(one.field, ()), *declared.option.split()]
+    names = names or [f"--{one.name.replace('_', '-')}"]
     if kind is Kind.FLAG:
         name = names[0] if "/" in names[0] else f"{names[0]}/--no-{names[0][2:]}"
         return click.Option([name, one.field], default=None, help=declared.help)
@@ -31,10 +34,8 @@ def filter_option(one: NamedFilter) -> click.Option:
         Kind.START: PastStart(),
     }
     words = declared.help
-    if kind in (Kind.SINCE, Kind.UNTIL):
-        words = f"{words.rstrip('.')}: an instant, or 24h, 7d ago."
-    elif kind is Kind.START:
-        words = f"{words.rstrip('.')}; or 24h, 7d ago."
+    if kind in (Kind.SINCE, Kind.UNTIL, Kind.START):
+        words = f"{words.rstrip('.')}: {SHORT_TIMES}."
     return click.Option(
         [*names, one.field],
         type=kinds.get(kind, str),
@@ -58,6 +59,8 @@ def command_parameters(act: ResourceAct) -> list[click.Parameter]:
 
 def field_option(one: CommandField, is_change: bool = False) -> click.Parameter:
     words, none = one.field.help, [one.field.none] if is_change and one.has_word else []
+    if one.name.endswith("_nanousd"):
+        words = f"{words.rstrip('.')} (150 = $0.15 per million tokens)."
     if none:
         words += f"  [{one.field.none}: none of its own]"
     elif one.field.without and not is_change:
@@ -94,11 +97,14 @@ def _kind_of(one: CommandField) -> Any:
         kind = int if known.get("type") == "integer" else str
     if kind not in (int, float):
         return str
-    lowest, highest = known.get("minimum", known.get("exclusiveMinimum")), known.get("maximum")
-    if lowest is None and highest is None:
-        return kind
-    is_open = "exclusiveMinimum" in known
-    return (click.IntRange if kind is int else click.FloatRange)(lowest, highest, min_open=is_open)
+    lowest = known.get("minimum", known.get("exclusiveMinimum"))
+    return Number(
+        kind,
+        lowest,
+        known.get("maximum"),
+        low_open="exclusiveMinimum" in known,
+        hundred=one.field.hundred,
+    )
 
 
 def _none_option(one: CommandField) -> click.Option:

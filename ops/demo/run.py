@@ -111,7 +111,11 @@ async def _run(options: DemoOptions, data_dir: Path, console: Console) -> int:
     _end_in_order()
     started_s = time.monotonic()
     model = (options.model or SHIPPED_MODEL).absolute()
-    console.print(f"Fairgate demo: gateway and engine are starting in {data_dir}")
+    console.print(
+        "Fairgate demo, 3 to 5 minutes: a gateway and an engine start, 27 tenants send a recorded trace, a live"
+        " table\nshows who waits and who is served, and a report shows whether everybody got their fair share."
+    )
+    console.print(f"Starting in {data_dir} …")
     # What is scarce must be the engine, on a fast machine as on one with other work to do.
     arguments = ["--model", str(model), "--log-level", "warning", "--engine-threads", str(ENGINE_THREADS)]
     arguments += ["--engine-max-sequences", str(options.max_sequences)]

@@ -9,8 +9,8 @@ import ipaddress
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -60,10 +60,12 @@ class Finding:
     ok: bool
     detail: str
     advice: str = ""
+    took_s: float = 0.0
 
 
-async def examine(settings: Settings) -> list[Finding]:
-    """All checks, in order of dependence. A model named by its id is looked for in the local cache only."""
+async def examine(settings: Settings) -> AsyncIterator[Finding]:
+    """Each check as it ends, in order of dependence. A model named by its id is looked for in the local cache
+    only."""
     with contextlib.suppress(ModelMissing):  # the model's check says so
         settings = with_local_model(settings, download=False)
     checks: list[tuple[str, Callable[[Settings], Awaitable[Finding]]]] = [
@@ -81,17 +83,14 @@ async def examine(settings: Settings) -> list[Finding]:
         ("collector", _collector),
         ("clock", _clock),
     ]
-    findings = []
     for name, check in checks:
+        begun_s = time.monotonic()
         try:
-            findings.append(await check(settings))
+            found = await check(settings)
         except Exception as error:  # a check that fails is a finding, too
-            findings.append(
-                Finding(
-                    name, False, explain(error, settings), "run with --log-level debug and look at the log"
-                )
-            )
-    return findings
+            advice = "run with --log-level debug and look at the log"
+            found = Finding(name, False, explain(error, settings), advice)
+        yield replace(found, took_s=round(time.monotonic() - begun_s, 1))
 
 
 async def _data_dir(settings: Settings) -> Finding:

@@ -76,6 +76,7 @@ class Started:
     """The admin key, at the first start only."""
     admin_url: str | None = None
     """Of the admin listener; None: there is none."""
+    console_url: str = ""
     set_up_link: str | None = None
     """Makes the first owner of the console, as long as there is none."""
 
@@ -223,7 +224,7 @@ async def _run(
         loop.add_signal_handler(signal.SIGUSR1, _switch_debug, settings)
         loop.add_signal_handler(signal.SIGUSR2, _switch_estimates, running)
         if settings.engine.serve and running.gateway.deps.members is None:
-            log.info("engine is loading %s", settings.model)
+            log.info("the engine is loading %s", settings.model)
         await _unless(stopping, running.supervisor.ready(MODEL_LOAD_S))
         front = HttpFront(
             ConnectionTable(limits.connections),
@@ -361,4 +362,5 @@ def _started(
     console_url = settings.gateway.console_url or admin_url or url
     link = None if set_up_token is None else console_url + link_path(set_up_token)
     name, data_dir = settings.served_model_name, settings.data_dir
-    return Started(url, f"{url}/docs", name, data_dir, owner_key, admin_url, link)
+    console = f"{console_url}/console"
+    return Started(url, f"{url}/docs", name, data_dir, owner_key, admin_url, console, link)

@@ -12,7 +12,7 @@ HEAD = """\
 A flag (`engine.threads` is `--engine-threads`) wins over the environment (`FAIRGATE_ENGINE_THREADS`; of
 `policy.name` it is `FAIRGATE_POLICY`), the environment over the TOML file named by `--config` (`[engine]`
 `threads = 8`), that over the default. A name or a value that is not understood stops the start.
-`fairgate serve --help` shows the same list. Here `1 to 9` is a whole number, `1 to 9 s` a number of seconds.
+`fairgate serve --help-all` shows this list. Here `1 to 9` is a whole number, `1 to 9 s` a number of seconds.
 
 | setting | default | takes | meaning |
 |---|---|---|---|

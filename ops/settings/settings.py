@@ -430,7 +430,7 @@ def _nearest(name: str, known: Iterable[str], called: Mapping[str, str] | None =
     """A hint at the most similar of `known`; `called`: what to call it."""
     matches = difflib.get_close_matches(name, list(known), n=1)
     if not matches:
-        return "; `fairgate serve --help` lists all settings"
+        return "; `fairgate serve --help-all` lists all settings"
     return f" (did you mean {(called or {}).get(matches[0], matches[0])}?)"
 
 

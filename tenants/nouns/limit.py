@@ -118,6 +118,7 @@ class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             "Where a soft limit alerts, in per cent of the amount (repeat).  [default: 80 and 100]",
             option="--threshold",
             schema=_PER_CENT,
+            hundred=100,
         ),
     ] = None
 

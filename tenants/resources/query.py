@@ -46,8 +46,8 @@ HELP = {
     Kind.PROJECT: "Id, or beside the tenant its name.",
     Kind.KEY: "Id or visible prefix.",
     Kind.REQUEST: "Its id, or that of its answer.",
-    Kind.SINCE: "From then on.",
-    Kind.UNTIL: "Before then.",
+    Kind.SINCE: "From this time on.",
+    Kind.UNTIL: "Before this time.",
 }
 
 
@@ -84,7 +84,7 @@ class NamedFilter(NamedTuple):
     field: str
     """In the struct."""
     name: str
-    """In addresses, and with dashes as an option: `from` of the field `since`."""
+    """In addresses, and with dashes as an option, but for times: those have the same options everywhere."""
     default: Any
     filter: Filter
 

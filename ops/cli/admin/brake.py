@@ -1,34 +1,52 @@
-"""`fairgate brake`: bounds what a tier may hold, for a while."""
+"""`fairgate brake`: limits a tier to a share of every engine for a while."""
 
 from __future__ import annotations
+
+import shlex
 
 import click
 
 from ops.cli.administer import actor, administer
 from ops.cli.base import Command, answer
-from ops.cli.options import Duration
+from ops.cli.options import Duration, Number
 from ops.reporting import table
 from tenants.admin.commands import BrakeEnd, BrakeSet
 from tenants.admin.platform.brakes import Brake
 
 
+def _no_tenant(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise click.UsageError(
+            "A brake holds a tier; to slow one tenant: fairgate limit set --tenant"
+            f" {shlex.quote(value)} --meter concurrency --amount 2"
+        )
+
+
 @click.command(cls=Command)
-@click.option("--tier", help="What is braked: standard or batch.")
-@click.option("--share", type=float, help="Of places, KV cache and step tokens, above 0 and at most 1.")
-@click.option("--for", "for_s", type=Duration(), help="Until it ends by itself: 30m, at most 24h.")
-@click.option("--reason", default="", help="Why; shown with it and in the audit.")
+@click.option("--tier", help="Tier to brake: standard or batch.")
+@click.option(
+    "--share",
+    type=Number(float, 0, 1, low_open=True, hundred=1),
+    help="Most that it may use of places, KV cache and step tokens: 0.1 or 10%.",
+)
+@click.option("--for", "for_s", type=Duration(), help="How long: 30m, at most 24h.")
+@click.option("--reason", default="", help="Why; shown with the brake and in the audit.")
 @click.option("--clear", is_flag=True, help="End the tier's brake now.")
+@click.option("--tenant", hidden=True, expose_value=False, callback=_no_tenant)
 def brake(tier: str | None, share: float | None, for_s: float | None, reason: str, clear: bool) -> None:
-    """Brakes a tier: it holds at most a share of every engine, in every gateway, until its time is over.
+    """Limits a tier to a share of every engine for a while.
 
     \b
-      fairgate brake --tier batch --share 0.1 --for 30m --reason "night job"
-      fairgate brake                                 those that hold now
-      fairgate brake --tier batch --clear            ends it before its time
+      fairgate brake --tier batch --share 10% --for 30m --reason "night job"
+      fairgate brake                                 list the brakes in force
+      fairgate brake --tier batch --clear            end it now
 
     The share is a hard cap on the tier's places (at least one), its KV cache and its tokens in each step,
-    also where the rest stays idle. What runs already runs on. Setting it again replaces it. Running servers
-    follow within a second, and write its end to the audit.
+    even where the rest stays idle. Running requests continue. Setting it again replaces it. All gateways
+    follow within a second; its end is written to the audit. To slow one tenant, set a limit:
+
+    \b
+      fairgate limit set --tenant acme --meter concurrency --amount 2
 
     \b
     --json answers, in a list where none is set or cleared:
@@ -46,13 +64,16 @@ def brake(tier: str | None, share: float | None, for_s: float | None, reason: st
         answer([row.as_json() for row in brakes], lambda: _show(brakes))
         return
     if tier is None or share is None:
-        raise click.UsageError("give --tier and --share, such as --tier batch --share 0.1 --for 30m")
+        raise click.UsageError("give --tier and --share, such as --tier batch --share 10% --for 30m")
     if for_s is None:
         raise click.UsageError("a brake needs an end: give --for, such as --for 30m (at most 24h)")
     wanted = BrakeSet(tier=tier, share=share, for_s=for_s, reason=reason)
     made = administer(lambda admin: admin.brakes.set(actor(), wanted))
     until = made.as_json()["until"]
-    answer(made.as_json(), f"{made.tier.value} holds at most {made.share:g} of every engine until {until}")
+    answer(
+        made.as_json(),
+        f"{made.tier.value} may use at most {made.share * 100:g} % of every engine until {until}",
+    )
 
 
 def _show(brakes: list[Brake]) -> None:

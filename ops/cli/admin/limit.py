@@ -16,6 +16,7 @@ import msgspec
 from ops.cli.administer import actor, administer, named_list, named_one
 from ops.cli.base import answer, group
 from ops.cli.live import call, running_server
+from ops.cli.options import Number
 from ops.cli.resource_options import field_option
 from ops.reporting import table
 from tenants.admin.cursor import MAX_PAGE
@@ -75,10 +76,10 @@ TWO_OPTIONS = {
     "amount": (
         click.Option(
             ["--amount"],
-            type=click.IntRange(min=0),
+            type=Number(int, 0),
             help="Size of the window, or the concurrency, in the meter's unit. 0 admits nothing.",
         ),
-        click.Option(["--burst"], type=click.IntRange(min=1), help="Size of the bucket that --rate refills."),
+        click.Option(["--burst"], type=Number(int, 1), help="Size of the bucket that --rate refills."),
     ),
     "mode": (
         click.Option(["--soft"], is_flag=True, help="Alert instead of refusing."),

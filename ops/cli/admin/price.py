@@ -6,6 +6,7 @@ import click
 
 from ops.cli.administer import administer
 from ops.cli.base import answer
+from ops.cli.options import Number
 from ops.cli.resource_commands import groups, show_rows
 from tenants.admin.cursor import MAX_PAGE
 from tenants.resources.prices import PRICES
@@ -15,9 +16,7 @@ price = groups((PRICES,))["price"]
 
 @price.command()
 @click.argument("model")
-@click.option(
-    "--most", type=click.IntRange(1, MAX_PAGE), default=100, show_default=True, help="So many rows."
-)
+@click.option("--most", type=Number(int, 1, MAX_PAGE), default=100, show_default=True, help="So many rows.")
 def history(model: str, most: int) -> None:
     """Shows every version of one model's prices, newest first.
 

@@ -10,6 +10,7 @@ import click
 
 from ops.cli.base import Command, Failure, Group, answer
 from ops.cli.live import call, require_server
+from ops.cli.options import Number
 from ops.reporting import table
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _about(drain: dict[str, Any]) -> str:
 @click.option(
     "--within",
     "within_s",
-    type=click.FloatRange(0, MOST_WAIT_S),
+    type=Number(float, 0, MOST_WAIT_S),
     default=MOST_WAIT_S,
     show_default=True,
     metavar="SECONDS",

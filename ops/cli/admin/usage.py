@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gateway.console.formats import money
 from ops.cli.administer import actor, administer
 from ops.cli.base import answer, group, opened
-from ops.cli.options import OUTPUT
+from ops.cli.options import OUTPUT, Number
 from ops.cli.resource_commands import again, options_of
 from ops.reporting import table
 from tenants.resources.reading import query_of
@@ -29,7 +30,7 @@ SHOWN = (
     "credit_nanousd",
     "gpu_ms",
 )
-"""Amounts in the table; the JSON has all."""
+"""Amounts in the table, money in dollars; the JSON has all, money in nano-dollars."""
 _NAMES = {"tenant_id": "tenant", "project_id": "project", "key_id": "key_name"}
 
 
@@ -39,17 +40,19 @@ def usage() -> None:
 
     \b
       fairgate usage show --by tenant,model
-      fairgate usage show --by key --tenant acme --window day --from 7d
-      fairgate usage show --by tenant --window month --from 2026-01-01 --to 2026-04-01
+      fairgate usage show --by key --tenant acme --window day --since 7d
+      fairgate usage show --by tenant --window month --since 2026-01-01 --until 2026-04-01
       fairgate usage sessions acme
-      fairgate usage export --from 2026-01-01 --to 2026-02-01 --output january.csv
+      fairgate usage export --since 2026-01-01 --until 2026-02-01 --output january.csv
       fairgate usage verify
     """
 
 
 @usage.command()
 def show(limit: int, cursor: str | None, **given: Any) -> None:
-    """Shows usage by window and groups. What is not in the stored sums yet is added from the ledger.
+    """Shows usage by window and groups, the largest cost first.
+
+    Money is in dollars here, and in nano-dollars in JSON.
 
     \b
     --json answers:
@@ -65,17 +68,19 @@ def show(limit: int, cursor: str | None, **given: Any) -> None:
     del answered["object"]
 
     def text() -> None:
-        rows = answered["data"]
+        rows = sorted(
+            answered["data"], key=lambda row: (row["start"], -row["cost_nanousd"], -row["requests"])
+        )
         groups = [name for name in (rows[0] if rows else {}) if _is_group(name)]
         table(
             "windows",
-            ("from", "to", *(name.removesuffix("_id") for name in groups), *SHOWN),
+            ("from", "to", *(name.removesuffix("_id") for name in groups), *map(_heading, SHOWN)),
             [
                 (
                     row["start"][:16],
                     row["end"][:16],
                     *(str(row.get(_NAMES.get(name, name)) or row[name] or "") for name in groups),
-                    *(f"{row[name]:,}" for name in SHOWN),
+                    *(_amount(name, row[name]) for name in SHOWN),
                 )
                 for row in rows
             ],
@@ -96,7 +101,7 @@ def export(output: Path | None, **given: Any) -> None:
     """Writes usage as a file, all rows of it: its sums are the ledger's, to the nano-dollar.
 
     \b
-      fairgate usage export --from 2026-01-01 --to 2026-02-01 --output january.csv
+      fairgate usage export --since 2026-01-01 --until 2026-02-01 --output january.csv
       fairgate usage export --by label:team --window month        teams as tags
     FOCUS 1.2 is by tenant, project, key, model and tier, with up to three others of --by as tags; csv and
     jsonl are by the same unless --by says else. A window that has ended does not change any more.
@@ -118,6 +123,16 @@ def export(output: Path | None, **given: Any) -> None:
 
 show.params[:0] = options_of(UsageAsked, 100)
 export.params[:0] = options_of(UsageFile, 0)
+
+
+def _heading(name: str) -> str:
+    return name.removesuffix("_nanousd").replace("gpu_ms", "GPU ms").replace("_", " ")
+
+
+def _amount(name: str, value: Any) -> str:
+    if name.endswith("_nanousd"):
+        return money(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _is_group(name: str) -> bool:
@@ -162,7 +177,7 @@ def rebuild() -> None:
 @usage.command()
 @click.argument("tenant")
 @click.argument("session", required=False)
-@click.option("--limit", type=click.IntRange(1, 1_000), default=100, show_default=True, help="Rows at most.")
+@click.option("--limit", type=Number(int, 1, 1_000), default=100, show_default=True, help="Rows at most.")
 def sessions(tenant: str, session: str | None, limit: int) -> None:
     """Lists a tenant's sessions (runs of agents), the one that called last first; or the calls of one.
 
@@ -177,5 +192,5 @@ def sessions(tenant: str, session: str | None, limit: int) -> None:
     shown = administer(lambda admin: admin.sessions.read(tenant, session, limit=limit))
     is_list = session is None
     names = (*(("id", "last_call_at", "calls") if is_list else ("id", "ended_at", "outcome")), *SHOWN[1:6])
-    rows = [[row[name] for name in names] for row in shown["data" if is_list else "newest"]]
-    answer(shown, lambda: table("sessions" if is_list else "calls", names, rows))
+    rows = [[_amount(name, row[name]) for name in names] for row in shown["data" if is_list else "newest"]]
+    answer(shown, lambda: table("sessions" if is_list else "calls", [*map(_heading, names)], rows))

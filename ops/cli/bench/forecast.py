@@ -65,7 +65,7 @@ def fidelity(**given: Any) -> None:
     for name in given["policies"]:
         if name not in POLICIES:
             raise click.BadParameter(
-                f"no policy {name!r}; there are {', '.join(POLICIES)}", param_hint="--policy"
+                f"no policy {name!r}; there are {', '.join(sorted(POLICIES))}", param_hint="--policy"
             )
     options = measuring.FidelityOptions(**given)
     try:

@@ -22,7 +22,7 @@ def rules_now(settings: Settings) -> dict[str, Any]:
 
 @group()
 def alerts() -> None:
-    """Alerts: those that the server evaluates, and rules for Prometheus.
+    """Alerts: what fires, and rules for Prometheus.
 
     \b
       fairgate alerts list
@@ -33,7 +33,7 @@ def alerts() -> None:
 @alerts.command("list")
 @click.option("--state", type=click.Choice(["firing", "resolved"]), help="Only these.")
 def list_(state: str | None) -> None:
-    """Alerts that the server evaluates, of tenants and of the platform, the newest first.
+    """Lists alerts of tenants and of the platform, newest first.
 
     \b
     --json answers:

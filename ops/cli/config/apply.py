@@ -25,13 +25,13 @@ from ops.cli.config.target import FILE, read_config, remote_options, show_plan, 
 def apply(
     path: Path, dry_run: bool, secrets_out: Path | None, url: str | None, key_file: Path | None
 ) -> None:
-    """Plans a file, then does all of it in one transaction, or nothing.
+    """Applies a configuration file, all of it or nothing.
 
     \b
       fairgate diff -f fairgate.yaml
       fairgate apply -f fairgate.yaml --secrets-out keys.json
-    Where the directory was changed after the plan was made, nothing is done. Nothing is removed that the file
-    does not name with `state: absent`. Each step has its row in the audit.
+    If something changed after the plan was computed, nothing is applied. Only things that the file names with
+    `state: absent` are removed. Each step is audited.
     --json answers what `fairgate diff` answers, with the new keys, without their secrets:
       {"object": "config.plan", "revision": 17, …, "keys": [{"tenant": "acme", "name": "web", "id": "key_…"}],
        "dry_run": false}

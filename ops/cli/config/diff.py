@@ -22,12 +22,12 @@ class Trouble(click.ClickException):
 @FILE
 @remote_options
 def diff(path: Path, url: str | None, key_file: Path | None) -> None:
-    """Shows what `fairgate apply` would do, and what is there that the file does not name.
+    """Shows what `fairgate apply` would change.
 
     \b
       fairgate diff -f fairgate.yaml
-    Exit code 0: no difference; 1: there are some; 2: the file or the installation cannot be read. What the
-    file does not name stays as it is, and is no difference.
+    Exit code 0: no difference; 1: differences; 2: the file or the installation cannot be read. Things that
+    the file does not name stay as they are and do not count as differences; they are listed.
     --json answers:
       {"object": "config.plan", "revision": 17, "etag": "…", "steps": [{"act": "tenant.update",
        "subject": "tenant acme", "tenant": "acme", "changes": {"weight": {"before": 1.0, "after": 2.0}}}],

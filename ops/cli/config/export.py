@@ -15,13 +15,15 @@ from ops.cli.config.target import remote_options, target_of
 @remote_options
 @click.option("--schema", is_flag=True, help="The JSON Schema of the file instead, for editors.")
 def export(url: str | None, key_file: Path | None, schema: bool) -> None:
-    """Writes tenants, projects, keys by name, limits, prices, targets and the stored policy as YAML.
+    """Writes the configuration as a YAML file.
+
+    Tenants, projects, keys by name, limits, prices, targets and the stored policy.
 
     \b
       fairgate export > fairgate.yaml
       fairgate export --schema > fairgate.schema.json
-    Equal states give equal files. There is never a secret in it. Keys without a name of their own are left
-    out, and told on stderr, as are limits on them; overrides and brakes end by themselves and are left out.
+    The same state always gives the same file. It never contains secrets. Keys without a name and their limits
+    are left out and listed on stderr; overrides and brakes are left out.
     --json answers:
       {"object": "config", "revision": 17, "config": {"version": 1, "tenants": [{"name": "acme", …}]},
        "left_out": ["acme: key key_…: it has no name"]}

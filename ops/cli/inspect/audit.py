@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @group()
 def audit() -> None:
-    """The audit log: every admin act, who did it, from where, and what it changed.
+    """The audit log: who changed what, when and from where.
 
     \b
       fairgate audit list --since 24h

@@ -12,6 +12,7 @@ import click
 from ops.cli.base import Command, Failure, answer
 from ops.cli.config.target import read_key
 from ops.cli.inspect.audit_log import FILE, PUBLIC_KEY, parsed_keys, text_of
+from ops.cli.options import Number
 
 if TYPE_CHECKING:
     from tenants.audit.note import PublicKey
@@ -32,7 +33,7 @@ MAX_AGE_S = 120.0
 )
 @click.option(
     "--max-age",
-    type=click.FloatRange(min=0),
+    type=Number(float, 0),
     default=MAX_AGE_S,
     show_default=True,
     help="Seconds that rows may wait unsigned: twice the server's audit.checkpoint_every.",

@@ -11,6 +11,7 @@ import click
 
 from ops.cli.administer import actor, administer
 from ops.cli.base import Command, Failure, answer, group, json_option, settings_now
+from ops.cli.options import Number
 
 if TYPE_CHECKING:
     from tenants.admin.admin import Admin
@@ -56,7 +57,7 @@ def checkpoint() -> None:
 
 
 @click.command(cls=Command)
-@click.argument("seq", type=click.IntRange(0))
+@click.argument("seq", type=Number(int, 0))
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
 def prove(seq: int, output: Path | None) -> None:
     """Writes a proof that row SEQ is in the audit: a C2SP tlog-proof, with the row and a checkpoint.

@@ -10,6 +10,7 @@ import click
 
 from ops.cli.base import Failure, PageCommand, answer, group, settings_now
 from ops.cli.live import call, running_server
+from ops.cli.options import Number
 from ops.cli.resource_commands import add_to
 from ops.reporting import table
 from tenants.resources.records.counts import CALIBRATION
@@ -21,11 +22,11 @@ ENGINE_OPTION = click.option(
 
 @group()
 def forecast() -> None:
-    """Forecasts: how good they are, and the probe that makes those of output lengths better.
+    """Forecasts: how accurate they are, and training for output lengths.
 
     \b
       fairgate forecast report
-      fairgate forecast calibration --group-by model,figure     what was told against what happened
+      fairgate forecast calibration --group-by model,figure     estimates against actuals
       fairgate serve --engine-collect-lengths yes     collect readings while serving
       fairgate forecast train                         train a probe on them; running engines take it over
     """
@@ -34,7 +35,7 @@ def forecast() -> None:
 @forecast.command(cls=PageCommand)
 @ENGINE_OPTION
 def report(engine_id: str) -> None:
-    """How well each layer foretold the answers that have ended, and which one is used.
+    """Shows how accurate each layer of the forecast was, and which one is used.
 
     Of the server that runs on this data directory, as of now; of none, what was saved last.
 
@@ -71,11 +72,11 @@ add_to(forecast, CALIBRATION)
 )
 @click.option(
     "--instructions",
-    type=click.IntRange(100, 100_000),
+    type=Number(int, 100, 100_000),
     help="Instead of collected readings: let the shipped model answer so many of its own instructions.",
 )
-@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="CPU threads.")
-@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--threads", type=Number(int, 1, 256), default=1, show_default=True, help="CPU threads.")
+@click.option("--seed", type=Number(int), default=1, show_default=True)
 def train(
     engine_id: str,
     model: str | None,

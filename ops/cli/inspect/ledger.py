@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gateway.console.formats import exact_dollars
 from ops.cli.administer import actor, administer
 from ops.cli.base import Failure, answer, group, settings_now
 from ops.cli.live import call, running_server
@@ -89,7 +90,7 @@ def show(request_id: str) -> None:
             kind = f"{row['kind']} {row['number']}" if row["number"] else row["kind"]
             click.echo(
                 f"{row['at']}  {kind:<10} {row['input_tokens']:>8} in {row['output_tokens']:>8} out "
-                f"{row['cost_nanousd']:>12} nano-dollars  {row['gateway_id']}  {row['outcome']}"
+                f"{'$' + exact_dollars(row['cost_nanousd']):>14}  {row['gateway_id']}  {row['outcome']}"
             )
             labels = {f"label {key}": value for key, value in row["labels"].items()}
             for name, value in (labels | row["detail"]).items():
@@ -102,7 +103,7 @@ def show(request_id: str) -> None:
 @click.argument("request_id")
 @click.option("--reason", required=True, help="Why; kept with the row and in the audit.")
 def adjust(request_id: str, reason: str) -> None:
-    """Gives back to limits what they count of a request in doubt.
+    """Gives tokens of a request in doubt back to its limits.
 
     \b
       fairgate ledger verify                  says which requests are in doubt

@@ -6,8 +6,10 @@ from typing import Any
 
 import click
 
+from gateway.console.formats import exact_dollars
 from ops.cli.base import Command, Failure, answer
 from ops.cli.live import in_commands, running_server
+from ops.cli.options import Number
 from ops.reporting import table
 
 TIMEOUT_S = 30.0
@@ -18,30 +20,27 @@ TIMEOUT_S = 30.0
 @click.option(
     "--api-key",
     envvar="FAIRGATE_API_KEY",
-    required=True,
     help="API key (also FAIRGATE_API_KEY).",
     metavar="KEY",
 )
-@click.option("--model", metavar="NAME", help="Model.  [default: the one that is served, where it is one]")
-@click.option("--prompt-tokens", type=click.IntRange(1), help="Instead of a prompt: how long it would be.")
-@click.option(
-    "--max-tokens", type=click.IntRange(1), help="Longest answer.  [default: what the context leaves]"
-)
+@click.option("--model", metavar="NAME", help="Model.  [default: the served one, if there is only one]")
+@click.option("--prompt-tokens", type=Number(int, 1), help="Length of the prompt, instead of a prompt.")
+@click.option("--max-tokens", type=Number(int, 1), help="Longest answer.  [default: what the context leaves]")
 @click.option("--tier", metavar="NAME", help="Only this service tier.  [default: all that the key may use]")
 @click.option("--url", metavar="URL", help="Server.  [default: the one that runs on the data directory]")
 def quote(
     prompt: str | None,
-    api_key: str,
+    api_key: str | None,
     model: str | None,
     prompt_tokens: int | None,
     max_tokens: int | None,
     tier: str | None,
     url: str | None,
 ) -> None:
-    """Asks a running server what a request would wait, take and cost, in every tier that the key may use.
+    """Asks what a request would wait, take and cost in each tier.
 
-    Whoever sends the same request with a tier's token in the header X-Fairgate-Quote, while it is valid, is
-    served in that tier at these prices, and is credited where the p90 is not kept.
+    Send the same request with a tier's token in the header X-Fairgate-Quote while it is valid: it is served
+    in that tier at these prices, and credited if it takes longer than the p90.
 
     \b
       fairgate quote "count to ten" --max-tokens 50
@@ -54,6 +53,11 @@ def quote(
     """
     if (prompt is None) == (prompt_tokens is None):
         raise click.UsageError("give either a prompt or --prompt-tokens")
+    if not api_key:
+        raise click.UsageError(
+            "a quote is for an API key: give --api-key or set FAIRGATE_API_KEY. A new key for an hour:"
+            " fairgate key create --tenant NAME --expires-in 1h"
+        )
     base = url.rstrip("/") if url is not None else _running()
     body: dict[str, Any] = {"model": model or _only_model(base, api_key)}
     given = {"prompt": prompt, "prompt_tokens": prompt_tokens, "max_tokens": max_tokens, "service_tier": tier}
@@ -70,7 +74,7 @@ def _print(offer: dict[str, Any]) -> None:
             _pair(row["ttft_s"]),
             _pair(row["e2e_s"]),
             f"{row['output_tokens']['p50']} / {row['output_tokens']['p90']}",
-            f"{row['cost_nanousd']['p50']} / {row['cost_nanousd']['p90']} / {row['cost_nanousd']['max']}",
+            " / ".join(f"${exact_dollars(row['cost_nanousd'][name])}" for name in ("p50", "p90", "max")),
             " / ".join(str(row["tokens_ahead"][cause]) for cause in ("own", "others", "higher_tier")),
             f"{row['displaces']['passes']} / {row['displaces']['pauses']}",
             "saturated" if row["saturated"] else row["basis"],
@@ -83,7 +87,7 @@ def _print(offer: dict[str, Any]) -> None:
         "first token, s",
         "answer, s",
         "tokens",
-        "nano-dollars, p50 / p90 / most",
+        "cost, p50 / p90 / most",
         "ahead: own / others / higher",
         "passes / pauses",
         "basis",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gateway.console.formats import exact_dollars
 from ops.cli.administer import administer
 from ops.cli.base import Failure, answer, group, settings_now
 from ops.cli.inspect.waterfall import (
@@ -37,11 +38,11 @@ INCOMPLETE = {"tool_calls": "tool calls", "json": "JSON"}
 
 @group()
 def request() -> None:
-    """Requests: what waits and runs, and what happened to one, as a waterfall.
+    """Requests: waiting, running, finished, and one in detail.
 
     \b
       fairgate request list --tenant acme
-      fairgate request list --ended --from 24h --outcome failed
+      fairgate request list --ended --since 24h --outcome failed
       fairgate request show req_…
       fairgate request move req_… interactive
       fairgate request cancel req_…
@@ -53,12 +54,11 @@ def request() -> None:
 @click.option(
     "--status",
     type=click.Choice(["limited", "waiting", "running"]),
-    help="Only these; limited: its tenant's own limits hold it back.",
+    help="Only requests in this state; limited: held back by its tenant's own limits.",
 )
-@click.option("--ended", is_flag=True, help="Those that have ended, the newest first; from the database.")
+@click.option("--ended", is_flag=True, help="Finished requests, newest first; from the database.")
 def list_(status: str | None, ended: bool, limit: int, cursor: str | None, **filters: Any) -> None:
-    """Lists the requests that wait or run at the server and the gateways that share its Redis, the oldest
-    first; with --ended those that have ended.
+    """Lists waiting and running requests, oldest first; with --ended finished ones, newest first.
 
     \b
     --json answers:
@@ -79,7 +79,7 @@ def list_(status: str | None, ended: bool, limit: int, cursor: str | None, **fil
         answer(shown, lambda: show_rows(ENDED, shown))
         return
     if cursor is not None or any(filters[name] is not None for name in ONLY_ENDED):
-        raise click.UsageError("--outcome, --cause, --from, --to and --cursor are for --ended")
+        raise click.UsageError("--outcome, --cause, --since, --until and --cursor need --ended")
     query = {name: filters[name] for name in filters if name not in ONLY_ENDED} | {"status": status}
     document = call(require_server(), "GET", "/requests", query=query)
 
@@ -125,7 +125,7 @@ list_.params[:0] = _ended_options()
 @request.command()
 @click.argument("request_id")
 def cancel(request_id: str) -> None:
-    """Cancels a request that waits or runs; what was emitted is charged. Repeating it changes nothing.
+    """Cancels a waiting or running request; emitted tokens are charged. Repeating it changes nothing.
 
     \b
     --json answers what `request list` does of one request, or of one that has ended how it did:
@@ -140,9 +140,9 @@ def cancel(request_id: str) -> None:
 @request.command()
 @click.argument("request_id")
 @click.argument("tier", type=TIERS)
-@click.option("--preview", is_flag=True, help="Only say what it would cost.")
+@click.option("--preview", is_flag=True, help="Only show what it would cost.")
 def move(request_id: str, tier: str, preview: bool) -> None:
-    """Moves a waiting request to another tier, at that tier's price, whatever its tenant may ask for.
+    """Moves a waiting request to another tier at that tier's price, even one its tenant may not use.
 
     \b
     --json answers:
@@ -164,9 +164,9 @@ def move(request_id: str, tier: str, preview: bool) -> None:
 
 @request.command()
 @click.argument("request_id")
-@click.option("--events", is_flag=True, help="Every event of its timeline as well.")
+@click.option("--events", is_flag=True, help="Also every event of its timeline.")
 def show(request_id: str, events: bool) -> None:
-    """Shows a request: the stretches of its time, an explanation of every wait, and targets it missed.
+    """Shows one request: where its time went, why it waited, and which targets it missed.
 
     The running server is asked; without one the database is read, which knows what has ended.
 
@@ -259,12 +259,14 @@ async def _read(shown_id: str) -> dict[str, Any]:
         await database.close()
 
 
+_PRICED = {"input": "in", "output": "out"}
+
+
 def _price(side: Mapping[str, Any]) -> str:
     each, cost = side["price_per_token_nanousd"], side["cost_nanousd"]
-    return (
-        f"{each['input']:g} in, {each['output']:g} out nano-dollars a token;"
-        f" this request {cost['p50']:,} (p50), {cost['p90']:,} (p90), {cost['max']:,} at most"
-    )
+    per_million = ", ".join(f"${each[kind] / 1_000:,.4g} {words}" for kind, words in _PRICED.items())
+    this = f"${exact_dollars(cost['p50'])} (p50), ${exact_dollars(cost['p90'])} (p90)"
+    return f"{per_million} per million tokens; this request {this}, at most ${exact_dollars(cost['max'])}"
 
 
 def ended_requests(query: EndedQuery, cursor: str | None, limit: int) -> dict[str, Any]:

@@ -29,19 +29,28 @@ MOST_MOVES = 5
 """Of each model, the latest last."""
 WIDTH_OF_FILES = 120
 """Columns where stdout is no terminal."""
-MODES = {"off": "off", "advice": "advice: it says what it would move", "acting": "acting"}
+MODES = {"off": "off", "advice": "advice: it says what it would change", "acting": "acting"}
+SHARES = ("batch_cap", "token_budget", "batch_share", "long_share", "reserve_quantile", "quota", "slots")
+UNITS = {
+    "admission": " x expected time",
+    "ageing": " x ageing times",
+    "early_refusal": " x expected wait",
+    "lookahead": " sequences",
+    "partial_prefills": " prompts",
+    "reserve_permille": " thousandths",
+}
+"""Of knobs that are no share."""
 
 
 @click.command(cls=Command)
 def status() -> None:
-    """The running server on one page: is it ready, what waits and runs, brakes, refusals, the control loop.
+    """Shows the running server on one page: ready, waiting, running, brakes, refusals.
 
-    Of each model's control loop: its mode, who decides where gateways share a queue, the knobs that stand off
-    their rest, and the last moves with their reasons (all of them: `fairgate policy moves`). What changes
-    while you watch is in `fairgate top`.
+    For each model also its control loop: its mode, which gateway decides, what it changes, and its last moves
+    with their reasons (all of them: `fairgate policy moves`). `fairgate top` shows the server live.
 
-    Exit code 0: the server is ready. 1: it is not (the page says what is missing: engine, database, quota
-    store), or no server runs.
+    Exit code 0: the server is ready. 1: it is not (the page says whether engine, database or quota store is
+    missing), or no server runs.
 
     \b
     --json answers the whole document of GET /admin/v1/status, all tenants and their limits included:
@@ -153,30 +162,30 @@ def _loop(
     for move in moves:
         listed.add_row(
             f"  {ago(clock_s - move['at_s'])}",
-            "moved" if move["is_made"] else "advises",
+            "changed" if move["is_made"] else "advises",
             move["knob"],
-            f"{move['before']:g} -> {move['after']:g}",
+            f"{_value(move['knob'], move['before'])} -> {_value(move['knob'], move['after'])}",
             move["reason"],
         )
     yield listed
 
 
 def knobs_in_words(control: Mapping[str, Any]) -> str:
-    stand = "stand" if control["mode"] == "acting" else "would stand"
+    """`would change admission from 0 to 1.5 x expected time`."""
     knobs, rests = control["knobs"], control.get("rests")
     if rests is None:
-        return f"knobs {stand} at {_values(knobs)}"
-    off = {name: value for name, value in knobs.items() if value != rests.get(name)}
-    if not off:
-        return "all knobs rest"
-    words = ", ".join(
-        f"{name} at {value:g} (rest: {rests.get(name, value):g})" for name, value in off.items()
-    )
-    return f"off their rest {stand} {words}"
+        return f"settings: {', '.join(f'{name} {_value(name, value)}' for name, value in knobs.items())}"
+    changes = [
+        f"{name} from {_value(name, rests[name])} to {_value(name, value)}"
+        for name, value in knobs.items()
+        if value != rests.get(name, value)
+    ]
+    verb = "changed" if control["mode"] == "acting" else "would change"
+    return f"{verb} {', '.join(changes)}" if changes else "no change needed"
 
 
-def _values(knobs: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in knobs.items()) or "nothing"
+def _value(knob: str, value: float) -> str:
+    return f"{value * 100:g} %" if knob in SHARES else f"{value:g}{UNITS.get(knob, '')}"
 
 
 def ago(seconds: float) -> str:

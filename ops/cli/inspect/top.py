@@ -23,7 +23,7 @@ FEWEST_ROWS = 5
 @click.command(cls=Command)
 @click.option("--once", is_flag=True, help="One frame, then end.")
 def top(once: bool) -> None:
-    """The running server, live: who waits and runs, shares, waits, replicas and refusals. Ctrl-C ends it.
+    """Shows the running server live. Ctrl-C ends it.
 
     By tier and tenant: what waits and runs; the part of the tier's service that the tenant had in about the
     last minute, against its fair share by weight among those that wanted some; and how long its last requests

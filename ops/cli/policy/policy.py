@@ -29,7 +29,7 @@ MOST_BATCH = 64
 
 @group()
 def policy() -> None:
-    """Scheduling policies: those there are, what they do, and tables worked out in advance.
+    """Scheduling policies: list, explain, set, learn.
 
     \b
       fairgate policy list

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ops.cli.base import Command, Failure, answer, settings_now, wants_json
+from ops.cli.options import Number
 from ops.cli.simulate.options import cut, machine_of, options_asked, serving_options, trace_of
 
 if TYPE_CHECKING:
@@ -47,16 +48,18 @@ class _Traffic:
     metavar="FILE",
     help="CSV or CSV.gz, as for `fairgate simulate`; or azure, arena, servegen.",
 )
-@click.option("--days", type=click.IntRange(1, 366), help="The recorded traffic of so many days, instead.")
+@click.option("--days", type=Number(int, 1, 366), help="The recorded traffic of so many days, instead.")
 @click.option("--of-model", metavar="NAME", help="With --days: this model, where several are served.")
-@click.option("--speed", type=float, default=1.0, show_default=True, help="So many times as fast as it was.")
+@click.option(
+    "--speed", type=Number(float), default=1.0, show_default=True, help="So many times as fast as it was."
+)
 @serving_options(compares=False)
 @click.option(
-    "--seed", type=click.IntRange(0, 1_000_000), default=0, show_default=True, help="Of all that is drawn."
+    "--seed", type=Number(int, 0, 1_000_000), default=0, show_default=True, help="Of all that is drawn."
 )
 @click.option(
     "--budget",
-    type=click.IntRange(1, 1_000_000_000),
+    type=Number(int, 1, 1_000_000_000),
     metavar="REQUESTS",
     help="Simulated requests, all runs together.  [default: 120000]",
 )

@@ -9,20 +9,21 @@ import click
 from engine.scheduling.compose.auto_slots import fair_pair
 from ops.cli.base import Command, answer
 from ops.cli.live import call, require_server
+from ops.cli.options import Number
 from ops.reporting import table
 
 
 @click.command(cls=Command)
 @click.option(
     "--decisions",
-    type=click.IntRange(0, 256),
+    type=Number(int, 0, 256),
     default=20,
     show_default=True,
     help="How many of the last decisions.",
 )
 @click.option(
     "--steps",
-    type=click.IntRange(0, 4096),
+    type=Number(int, 0, 4096),
     default=0,
     show_default=True,
     help="How many of the last steps, each with its tokens by tenant.",

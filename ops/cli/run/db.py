@@ -10,14 +10,14 @@ from ops.settings.settings import Settings
 
 @group()
 def db() -> None:
-    """Schema of the database (SQLite in the data directory, or --database-url).
+    """The database schema: upgrade, downgrade, rights.
 
     \b
-    `fairgate serve` upgrades an empty or older database by itself at its start.
+    `fairgate serve` creates or upgrades the database when it starts.
       fairgate db current
       fairgate db upgrade
       fairgate db downgrade base     drops everything, data included
-      fairgate db grant ROLE         PostgreSQL: what a running server needs, for a role that owns nothing
+      fairgate db grant ROLE         PostgreSQL: the rights that a running server needs
     """
 
 
@@ -57,7 +57,7 @@ def _run(action: str, settings: Settings, revision: str) -> None:
 @db.command()
 @click.argument("revision", default="head")
 def upgrade(revision: str) -> None:
-    """Brings the database to REVISION (default: the newest one this program knows).
+    """Upgrades the database to REVISION (default: the newest that this program knows).
 
     \b
     --json answers:
@@ -69,7 +69,7 @@ def upgrade(revision: str) -> None:
 @db.command()
 @click.argument("revision")
 def downgrade(revision: str) -> None:
-    """Takes the database back to REVISION; `base` drops everything, data included.
+    """Downgrades the database to REVISION; `base` drops everything, data included.
 
     \b
     --json answers:
@@ -80,7 +80,7 @@ def downgrade(revision: str) -> None:
 
 @db.command()
 def current() -> None:
-    """Says which revision the database has.
+    """Shows the revision of the database.
 
     \b
     --json answers:
@@ -92,7 +92,7 @@ def current() -> None:
 @db.command()
 @click.argument("role")
 def grant(role: str) -> None:
-    """Gives ROLE of PostgreSQL what a running server needs, and takes all else from it.
+    """Gives a PostgreSQL ROLE the rights that a running server needs, and no others.
 
     Run it with the URL of the tables' owner, and again after each upgrade. Servers then connect as ROLE: it
     cannot change or delete a row of audit, ledger or prices, nor take away the triggers that refuse it. A

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ops.cli.base import Command, answer, settings_now
+from ops.cli.base import Command, answer, settings_now, wants_json
 
 if TYPE_CHECKING:
     from ops.serving.doctor import Finding
@@ -19,43 +19,55 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.option("--model", help="Model directory, or a model's id on the hub.")
-@click.option("--redis-url", metavar="URL", help="Redis.")
+@click.option("--redis-url", metavar="URL", help="Redis to check.")
 @click.option(
     "--rules",
     "rules_file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Prometheus's rule file: is it what `fairgate alerts rules` prints.",
+    help="Also check that this Prometheus rule file is up to date (`fairgate alerts rules`).",
 )
 def doctor(model: str | None, redis_url: str | None, rules_file: Path | None) -> None:
-    """Checks data directory, database, audit, Redis, model, engine and clock, and says what to do.
+    """Checks this installation and says how to fix it.
 
     \b
-    Changes nothing. Exit code 1 when something is wrong.
+    Data directory, database, audit, Redis, model, engine, clock and more. Changes nothing. Exit code 1 when
+    something is wrong.
       fairgate doctor
       fairgate doctor --redis-url redis://cache/0
       fairgate doctor --rules /etc/prometheus/fairgate.rules.yml
     --json answers:
       {"ok": false, "checks": [{"check": "database", "ok": false, "detail": "there is none yet",
-       "advice": "run `fairgate serve` once, or `fairgate db upgrade`"}, …]}
+       "advice": "run `fairgate serve` once, or `fairgate db upgrade`", "took_s": 0.1}, …]}
     """
     settings = settings_now({"model": model, "redis_url": redis_url})
     from ops.serving.doctor import examine
 
-    findings = asyncio.run(examine(settings))
+    findings: list[Finding] = []
+
+    def note(finding: Finding) -> None:
+        findings.append(finding)
+        if not wants_json():
+            _print(finding)
+
+    async def run() -> None:
+        async for finding in examine(settings):
+            note(finding)
+
+    asyncio.run(run())
     if rules_file is not None:
-        findings.append(_rules(rules_file, settings))
+        note(_rules(rules_file, settings))
     healthy = all(finding.ok for finding in findings)
-
-    def text() -> None:
-        for finding in findings:
-            mark = click.style("ok  ", fg="green") if finding.ok else click.style("FAIL", fg="red")
-            click.echo(f"{mark}  {finding.check}: {finding.detail}")
-            if not finding.ok:
-                click.echo(f"      -> {finding.advice}")
-
-    answer({"ok": healthy, "checks": [asdict(finding) for finding in findings]}, text)
+    answer({"ok": healthy, "checks": [asdict(finding) for finding in findings]}, lambda: None)
     sys.exit(0 if healthy else 1)
+
+
+def _print(finding: Finding) -> None:
+    mark = click.style("ok  ", fg="green") if finding.ok else click.style("FAIL", fg="red")
+    took = f" ({finding.took_s:.1f} s)" if finding.took_s > 1 else ""
+    click.echo(f"{mark}  {finding.check}: {finding.detail}{took}")
+    if not finding.ok:
+        click.echo(f"      -> {finding.advice}")
 
 
 def _rules(path: Path, settings: Settings) -> Finding:

@@ -34,7 +34,7 @@ def engine(context: click.Context, model: str | None, address: str | None, engin
     For gateways on other hosts it needs keys first:
       fairgate engine keys --data-dir /var/lib/fairgate
       fairgate engine --address tcp://10.0.0.5:5555 --data-dir /var/lib/fairgate
-    What a running server has of engines that run elsewhere:
+    To list the engines that run elsewhere:
       fairgate engine list
     """
     if context.invoked_subcommand is not None:
@@ -87,7 +87,7 @@ def list_() -> None:
     "--name", default="", help="Of this engine only.  [default: of all that have none of their own]"
 )
 def keys(rotate: bool, name: str) -> None:
-    """Makes the keys with which engines and their gateways know one another over tcp.
+    """Creates the keys with which engines and gateways authenticate each other over TCP.
 
     \b
     Two files in the data directory (or engine.keys_dir), readable by its owner only:

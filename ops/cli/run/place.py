@@ -13,6 +13,7 @@ import click
 
 from ops.cli.base import Failure, answer, group, settings_now
 from ops.cli.live import call, running_server
+from ops.cli.options import Number
 from ops.reporting import table
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ WITHIN = click.option("--within", default=60.0, show_default=True, help="Seconds
 
 @group()
 def place() -> None:
-    """Places engines on the machines of a Ray cluster, of which this is one. Needs the extra ray.
+    """Places engines on the machines of a Ray cluster.
+
+    This machine must be part of the cluster, and the extra `ray` installed.
 
     \b
       fairgate place ray --replicas 4 --need GPU=1
@@ -34,7 +37,7 @@ def place() -> None:
 
 
 @place.command()
-@click.option("--replicas", type=click.IntRange(1, 256), required=True, help="Engines: engine-0, engine-1, …")
+@click.option("--replicas", type=Number(int, 1, 256), required=True, help="Engines: engine-0, engine-1, …")
 @click.option(
     "--need", multiple=True, default=["CPU=1"], help="NAME=AMOUNT of each, in Ray.  [default: CPU=1]"
 )
@@ -42,7 +45,7 @@ def place() -> None:
 @HEAD
 @WITHIN
 def ray(replicas: int, need: tuple[str, ...], spread: bool, ray_address: str, within: float) -> None:
-    """Keeps engines on a Ray cluster until a signal; they go on after it, and are found again.
+    """Keeps engines on a Ray cluster until a signal; they continue after it and are found again.
 
     Each takes the settings that are given here, and keys and files from this data directory's path on its own
     machine. Those that are too many are drained and ended. `fairgate place status --json` answers what runs.
@@ -80,7 +83,7 @@ def status(ray_address: str) -> None:
 @HEAD
 @WITHIN
 def stop(ray_address: str, within: float) -> None:
-    """Drains what is placed, where a server runs on this data directory, and ends it.
+    """Drains the placed engines, if a server runs on this data directory, and ends them.
 
     \b
     --json answers:

@@ -202,7 +202,7 @@ def policies_of(policy: str | None, default: str) -> list[str]:
     names = [*POLICIES, *SIMULATED] if names == ["all"] else list(dict.fromkeys(names))
     for name in names:
         if name not in known:
-            raise ValueError(f"no policy {name!r}; there are {', '.join(known)}")
+            raise ValueError(f"no policy {name!r}; there are {', '.join(sorted(known))}")
     if policy is not None and not names:
         raise ValueError("--policy names no policy")
     return names

@@ -64,7 +64,7 @@ def simulate(
     sustained: bool,
     **asked: Any,
 ) -> None:
-    """The gateway's queue and the engines' schedulers on a virtual clock: thousands of requests a second.
+    """Simulates the queue and the engines on a virtual clock.
 
     Nothing is measured: the very scheduler, KV bookkeeping and queue that serve decide, and the time of a
     step comes from a GPU's data sheet (or from a profile). See docs/simulating.md.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ops.cli.base import Failure, PageCommand, settings_now
-from ops.cli.options import Duration
+from ops.cli.options import SHORT_TIMES, Duration
 from ops.cli.simulate.options import (
     cut,
     learned_table_at,
@@ -27,6 +27,7 @@ from ops.cli.simulate.options import (
     scenario_of,
     serving_options,
 )
+from tenants.typed import instant_typed
 
 if TYPE_CHECKING:
     from ops.settings.settings import Settings
@@ -41,32 +42,46 @@ MOST_ROWS = 500_000
 DATES = ["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S.%f", "%Y-%m-%d"]
 
 
+class Utc(click.DateTime):
+    """Also the times that other commands take."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        at = instant_typed(value, datetime.now(UTC)) if isinstance(value, str) else None
+        return super().convert(value, param, ctx) if at is None else at.astimezone(UTC).replace(tzinfo=None)
+
+
 @click.command(cls=PageCommand)
+@click.option("--last", type=Duration(), default="1h", show_default=True, help="How far back: 30m or 24h.")
+@click.option("--since", "--from", "from_", type=Utc(DATES), help=f"From this time on (UTC): {SHORT_TIMES}.")
+@click.option("--until", "--to", "to", type=Utc(DATES), help="Before this time (UTC).  [default: now]")
 @click.option(
-    "--last", type=Duration(), default="1h", show_default=True, help="So far back, such as 30m or 24h."
+    "--of-model", metavar="NAME", help="Only requests of this model; needed where several are served."
 )
-@click.option("--from", "from_", type=click.DateTime(DATES), help="Since then (UTC), instead of --last.")
-@click.option("--to", type=click.DateTime(DATES), help="Until then (UTC).  [default: now]")
-@click.option("--of-model", metavar="NAME", help="Requests of this model, where several are served.")
-@click.option("--gateway", metavar="ID", help="Only what this gateway served, where several did.")
-@click.option("--tenant", "tenants", metavar="NAME", multiple=True, help="Only theirs (repeat).")
+@click.option("--gateway", metavar="ID", help="Only what this gateway served.")
+@click.option(
+    "--tenant", "tenants", metavar="NAME", multiple=True, help="Only this tenant's requests (repeat)."
+)
 @serving_options(recorded=True)
 @click.option(
     "--weight",
     "weights",
     metavar="TENANT=WEIGHT",
     multiple=True,
-    help="Another weight of a tenant in the queue and the engines (repeat).",
+    help="Change a tenant's weight (repeat).",
 )
 @click.option(
     "--limits",
     "limits_file",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Other limits: a file as of `fairgate apply`, of which the limits count.",
+    help="Use the limits of this file (as for `fairgate apply`).",
 )
-@click.option("--rows", "most_rows", type=click.IntRange(1), metavar="ROWS", help="The first requests alone.")
-@click.option("--speed", type=float, default=1.0, show_default=True, help="So many times as fast as it was.")
+@click.option(
+    "--rows", "most_rows", type=click.IntRange(1), metavar="ROWS", help="Only the first N requests."
+)
+@click.option(
+    "--speed", type=float, default=1.0, show_default=True, help="Replay faster: 2 is twice the load."
+)
 @progress_option
 def whatif(
     last: float,
@@ -82,7 +97,7 @@ def whatif(
     speed: float,
     **asked: Any,
 ) -> None:
-    """Serves recorded traffic again, on a virtual clock: other policies, other sizes, other GPUs.
+    """Replays recorded traffic with other policies, sizes or GPUs.
 
     The traffic comes from the ledger and the timelines of requests that ended in that time. They name the
     server that ran them: its engines and their step times, its policy, queue, weights and limits; the
@@ -95,7 +110,7 @@ def whatif(
       fairgate whatif --policy vtc,fcfs,hybrid
       fairgate whatif --last 24h --replicas 2 --slo ttft=1
       fairgate whatif --weight acme=3 --limits limits.yaml
-      fairgate whatif --from 2026-03-02T09:00 --to 2026-03-02T10:00 --speed 2 --html twice-the-load.html
+      fairgate whatif --since 2026-03-02T09:00 --until 2026-03-02T10:00 --speed 2 --html twice-the-load.html
 
     \b
     --json answers what `fairgate simulate --json` does, and
@@ -115,7 +130,7 @@ def whatif(
     until_s = time.time() if to is None else to.replace(tzinfo=UTC).timestamp()
     since_s = until_s - last if from_ is None else from_.replace(tzinfo=UTC).timestamp()
     if not since_s < until_s:
-        raise click.UsageError("--from must lie before --to")
+        raise click.UsageError("--since must lie before --until")
     try:
         rows, described = asyncio.run(read_rows(settings, since_s, until_s, of_model))
         if gateway is not None:

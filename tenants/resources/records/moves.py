@@ -39,7 +39,7 @@ class MoveQuery(ListQuery, frozen=True, rename=TIMES):
             help="Only those that were made, or only advised.",
         ),
     ] = None
-    since: Annotated[str | None, Filter(_moves.at_us, Kind.SINCE, option="--from --last", usual="24h")] = None
+    since: Annotated[str | None, Filter(_moves.at_us, Kind.SINCE, option="--last", usual="24h")] = None
     until: Annotated[str | None, Filter(_moves.at_us, Kind.UNTIL)] = None
 
 

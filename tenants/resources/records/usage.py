@@ -64,7 +64,7 @@ class UsageAsked(ListQuery, frozen=True, rename=TIMES | {"labels": "label"}):
         str | None,
         Filter(
             kind=Kind.START,
-            help="Begin, by default 30 days ago: a date or an instant.",
+            help="Start, by default 30 days ago: a date or an instant.",
             schema=_DATE_OR_INSTANT,
         ),
     ] = None
@@ -73,7 +73,7 @@ class UsageAsked(ListQuery, frozen=True, rename=TIMES | {"labels": "label"}):
         str | None,
         Filter(
             kind=Kind.START,
-            help="End, exclusive, by default now: a date or an instant.",
+            help="End (exclusive), by default now: a date or an instant.",
             schema=_DATE_OR_INSTANT,
         ),
     ] = None

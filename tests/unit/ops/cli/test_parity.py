@@ -107,6 +107,7 @@ OF_THIS_MACHINE = {
     "audit checkpoint": "signs with the key of the data directory; gateways do it by themselves",
     "audit key rotate": "replaces the file of the data directory",
     "audit verify": "who doubts the server does not ask it",
+    "completion": "a script for the shell",
     "doctor": "looks at what a server that does not start needs",
     "plugin build": "builds a package",
     "model check": "tries servers before they are put into the settings",

@@ -29,7 +29,7 @@ def test_a_terminal_is_shown_the_owner_key_and_the_set_up_link_and_no_file_has_t
     said = os.read(ours, 4096).decode()
     os.close(ours)
     assert "owner key   fg_live_secret" in said
-    assert "console     http://127.0.0.1:1/console/set-up?token=abc" in said
+    assert said.startswith("To set up the console, open http://127.0.0.1:1/console/set-up?token=abc in a")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -60,6 +60,9 @@ def test_both_addresses_are_said_where_there_are_two(
 
 def test_the_file_of_a_link_that_is_used_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _announce(started(tmp_path), as_json=True)
-    _announce(replace(started(tmp_path), set_up_link=None), as_json=True)
+    later = replace(started(tmp_path), set_up_link=None, console_url="http://127.0.0.1:1/console")
+    _announce(later, as_json=True)
     assert not (tmp_path / "set-up-link").exists()
     assert '"set_up_link_file": null' in capsys.readouterr().out
+    _announce(later, as_json=False)
+    assert capsys.readouterr().out.startswith("Open http://127.0.0.1:1/console in a browser.\n")

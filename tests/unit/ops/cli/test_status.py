@@ -73,14 +73,14 @@ def test_the_last_moves_stand_there_with_their_reasons() -> None:
     lines = drawn(document(control()))
     moves = [line.strip() for line in lines if "KV nearly full" in line]
     assert [line.split("  ")[0] for line in moves] == [
-        "2h ago advises batch_cap 1 -> 0.875 KV nearly full (0.91)",
-        "6m ago advises batch_cap 1 -> 0.875 KV nearly full (0.92)",
-        "2m ago advises batch_cap 1 -> 0.875 KV nearly full (0.93)",
-        "1m ago advises batch_cap 1 -> 0.875 KV nearly full (0.94)",
-        "3s ago advises batch_cap 1 -> 0.875 KV nearly full (0.95)",
+        "2h ago advises batch_cap 100 % -> 87.5 % KV nearly full (0.91)",
+        "6m ago advises batch_cap 100 % -> 87.5 % KV nearly full (0.92)",
+        "2m ago advises batch_cap 100 % -> 87.5 % KV nearly full (0.93)",
+        "1m ago advises batch_cap 100 % -> 87.5 % KV nearly full (0.94)",
+        "3s ago advises batch_cap 100 % -> 87.5 % KV nearly full (0.95)",
     ]
     made = "\n".join(drawn(document(control("acting"))))
-    assert "3s ago moved batch_cap" in made
+    assert "3s ago changed batch_cap" in made
     assert "advises" not in made
 
 
@@ -88,15 +88,18 @@ def test_who_decides_and_which_knobs_stand_off_their_rest() -> None:
     its = control("acting", holder="gw_2", term=7, rests={"batch_cap": 1.0, "ageing": 1.0})
     text = "\n".join(drawn(document(its)))
     assert "control loop of a-model-with-a-long-name: acting; gw_2 decides (term 7)" in text
-    assert "off their rest stand batch_cap at 0.875 (rest: 1)\n" in text
-    assert knobs_in_words(control(rests={"batch_cap": 0.875, "ageing": 1.0})) == "all knobs rest"
-    assert knobs_in_words(control()) == "knobs would stand at batch_cap 0.875, ageing 1"
+    assert "changed batch_cap from 100 % to 87.5 %\n" in text
+    assert knobs_in_words(control(rests={"batch_cap": 0.875, "ageing": 1.0})) == "no change needed"
+    assert knobs_in_words(control()) == "settings: batch_cap 87.5 %, ageing 1 x ageing times"
+    admits = control(knobs={"admission": 1.5}, rests={"admission": 0.0})
+    words = "would change admission from 0 x expected time to 1.5 x expected time"
+    assert knobs_in_words(admits) == words
     follows = "\n".join(drawn(document(its | {"moves": []})))
     assert "no move decided here (fairgate policy moves)" in follows
     assert "no move yet" in "\n".join(drawn(document(control(moves=[]))))
     off = "\n".join(drawn(document(control("off", moves=[]))))
     assert "control loop of a-model-with-a-long-name: off" in off
-    assert "knobs" not in off
+    assert "settings" not in off
 
 
 def test_brakes_and_a_stored_policy_that_cannot_be_used_are_said() -> None:

@@ -55,7 +55,7 @@ def test_every_option_can_be_set_by_each_source_and_reaches_the_policy(tmp_path:
 
 
 def test_the_command_line_names_every_option() -> None:
-    shown = CliRunner().invoke(cli, ["serve", "--help"]).output
+    shown = CliRunner().invoke(cli, ["serve", "--help-all"]).output
     flags = {flag for param in serve.params if isinstance(param, click.Option) for flag in param.opts}
     assert {"--policy", "--policy-option", "--policy-table", "--policy-learned-table", "--template"} <= flags
     for name in OPTIONS:
