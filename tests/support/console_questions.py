@@ -34,6 +34,7 @@ OBJECTS = {
 """What the names in a path stand for."""
 QUESTIONS: dict[str, tuple[str, ...]] = {
     "/console": ("",),
+    "/console/search": ("", "?q=t", "?q=req_none", "?q=key_none", "?q=999999", "?q=lim_1"),
     "/console/set-up": ("?token=none",),
     "/console/log-in": ("",),
     "/console/password": ("",),

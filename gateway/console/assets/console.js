@@ -30,6 +30,13 @@
     }
   });
 
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest("input, select, textarea")) return;
+    event.preventDefault();
+    document.getElementById("search-all")?.focus();
+  });
+
   // A list holds still and says how many rows are new; a click loads them. It asks for an hour, so that a page that
   // was left open does not keep its session alive.
   for (const place of document.querySelectorAll("[data-new]")) {
