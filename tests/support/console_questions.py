@@ -65,7 +65,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "/console/keys.csv": ("", "?tenant=t1"),
     "/console/requests": (
         "", "?tenant=t1", "?outcome=completed&tenant=t1&tier=standard", "?cause=capacity", "?key=key_1",
-        "?model=model-1",
+        "?model=model-1", "?sort=slowest&tenant=t1", "?min_duration_s=1&cause=capacity",
     ),
     "/console/requests/new": ("", "?tenant=t1"),
     "/console/requests.csv": ("", "?tenant=t1"),
