@@ -6,13 +6,14 @@ Alerts whose figures cannot be read keep their state.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection
 
 from prometheus_client import Gauge
 
 from gateway.background import BackgroundWriter, Site
 from tenants.outbox import incidents
-from tenants.outbox.incidents import Evaluated
+from tenants.outbox.incidents import Evaluated, Incident
 from tenants.outbox.kinds import ALERT_KINDS
 from tenants.outbox.transitions import Condition, ripe
 from tenants.storage.task_stop import stop
@@ -41,6 +42,8 @@ class AlertEvaluator(BackgroundWriter):
         self._base_url = site.config.console_url
         self._since_us: dict[str, int] = {}
         """When this gateway first saw each condition."""
+        self._by_tenant: Counter[str] = Counter()
+        """Alerts that fire, as last read, by their tenant's id; empty: of the platform."""
         self._firing = Gauge(
             "fairgate_alerts_firing",
             "Alerts that fire, of all tenants, as the gateway that evaluates them says; others say none.",
@@ -56,6 +59,7 @@ class AlertEvaluator(BackgroundWriter):
         ):
             self._since_us = {}
             self._firing.clear()
+            await self._read_firing()
             return
         conditions, looked_at = await self._look(now_us)
         due, since_us = ripe(conditions, self._since_us, now_us)
@@ -72,9 +76,21 @@ class AlertEvaluator(BackgroundWriter):
             return
         self._tell(changed)
         await self._database.write(lambda one: incidents.announce_checkpoints(one, now_us))
-        firing = await self._database.read(incidents.firing)
+        firing = await self._read_firing()
         for kind in ALERT_KINDS:
             self._firing.labels(kind.subject).set(sum(alert.subject == kind.subject for alert in firing))
+
+    async def _read_firing(self) -> list[Incident]:
+        firing = await self._database.read(incidents.firing)
+        self._by_tenant = Counter(alert.tenant_id for alert in firing)
+        return firing
+
+    def firing_of(self, tenant_ids: Collection[str] | None) -> int:
+        """How many alerts fire of these tenants, as last read (each `config.alert_every_s`); None: of all, and
+        of the platform."""
+        if tenant_ids is None:
+            return self._by_tenant.total()
+        return sum(self._by_tenant[tenant_id] for tenant_id in tenant_ids)
 
     def _tell(self, changed: Evaluated) -> None:
         for alert in changed.fired:

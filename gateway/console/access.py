@@ -67,6 +67,8 @@ class Visit:
     """Actor of requests without a session, which have only a link."""
     resources: tuple[Resource[Any], ...] = ()
     """Whose pages there are."""
+    firing: int = 0
+    """Alerts that fire, of those that the person may see, as this gateway last read them."""
 
     @property
     def person(self) -> Person:
@@ -156,8 +158,9 @@ async def _visit(request: Request, gateway: Gateway, lines: Collection[str]) -> 
     values = await read_form(request, config.body_timeout_s, lines) if is_form else {}
     cookie = cookies.read(request.scope, cookies.SESSION, secure=secure)
     form_cookie = cookies.read(request.scope, cookies.FORM, secure=secure)
+    session = await deps.people.session(cookie) if cookie else None
     return Visit(
-        await deps.people.session(cookie) if cookie else None,
+        session,
         secure,
         "" if address is None else str(address),
         values,
@@ -165,6 +168,7 @@ async def _visit(request: Request, gateway: Gateway, lines: Collection[str]) -> 
         not form_cookie,
         Actor(LINK, *origin_and_ids(request.scope, gateway)),
         deps.resources,
+        0 if session is None else gateway.alerts.firing_of(own_tenants(session.person)),
     )
 
 

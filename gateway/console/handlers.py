@@ -8,6 +8,7 @@ from typing import Any
 from litestar.handlers import HTTPRouteHandler
 
 from gateway.console import assets, resource_pages
+from gateway.console.pages import search
 from gateway.console.pages.account import log_in, password, sessions, set_up, start
 from gateway.console.pages.alerts import alerts, webhook
 from gateway.console.pages.live import overview, steer, waiting
@@ -33,6 +34,7 @@ from tenants.resources.resource import Resource
 
 HANDLERS = [
     *start.HANDLERS,
+    *search.HANDLERS,
     *set_up.HANDLERS,
     *log_in.HANDLERS,
     *password.HANDLERS,

@@ -32,39 +32,56 @@ class Entry:
     act: Act
 
 
-ENTRIES = (
-    Entry("/console", "start", "Start", Act.OWN_ACCOUNT),
-    Entry("/console/overview", "overview", "Overview", Act.READ_PLATFORM),
-    Entry("/console/waiting", "waiting", "Waiting", Act.READ_TENANT),
-    Entry("/console/tenants", "tenants", "Tenants", Act.READ_TENANT),
-    Entry("/console/keys", "keys", "Keys", Act.READ_TENANT),
-    Entry("/console/usage", "usage", "Usage", Act.READ_TENANT),
-    Entry("/console/requests", "requests", "Requests", Act.READ_TENANT),
-    Entry("/console/refusals", "refusals", "Refusals", Act.READ_TENANT),
-    Entry("/console/slo", "slo", "SLO", Act.READ_TENANT),
-    Entry("/console/alerts", "alerts", "Alerts", Act.READ_TENANT),
-    Entry("/console/quotes", "quotes", "Quotes", Act.READ_PLATFORM),
-    Entry("/console/policy", "policy", "Policy", Act.READ_PLATFORM),
-    Entry("/console/upstreams", "upstreams", "Upstreams", Act.READ_PLATFORM),
-    Entry("/console/audit", "audit", "Audit", Act.READ_PLATFORM),
-    Entry("/console/people", "people", "People", Act.READ_PEOPLE),
-    Entry("/console/settings", "settings", "Settings", Act.READ_PLATFORM),
-    Entry("/console/sessions", "sessions", "Sessions", Act.OWN_ACCOUNT),
-    Entry("/console/password", "password", "Password", Act.OWN_ACCOUNT),
-)
+LIVE, TENANTS, HISTORY, MONEY, SYSTEM = "Live", "Tenants", "History", "Money", "System"
+MENU: dict[str, tuple[Entry, ...]] = {
+    LIVE: (
+        Entry("/console/overview", "overview", "Overview", Act.READ_PLATFORM),
+        Entry("/console/waiting", "waiting", "Waiting", Act.READ_TENANT),
+    ),
+    TENANTS: (
+        Entry("/console/tenants", "tenants", "Tenants", Act.READ_TENANT),
+        Entry("/console/keys", "keys", "Keys", Act.READ_TENANT),
+    ),
+    HISTORY: (
+        Entry("/console/requests", "requests", "Requests", Act.READ_TENANT),
+        Entry("/console/slo", "slo", "SLO", Act.READ_TENANT),
+        Entry("/console/quotes", "quotes", "Quotes", Act.READ_PLATFORM),
+    ),
+    MONEY: (Entry("/console/usage", "usage", "Usage", Act.READ_TENANT),),
+    SYSTEM: (
+        Entry("/console/policy", "policy", "Policy", Act.READ_PLATFORM),
+        Entry("/console/upstreams", "upstreams", "Upstreams", Act.READ_PLATFORM),
+        Entry("/console/alerts", "alerts", "Alerts", Act.READ_TENANT),
+        Entry("/console/audit", "audit", "Audit", Act.READ_PLATFORM),
+        Entry("/console/people", "people", "People", Act.READ_PEOPLE),
+        Entry("/console/settings", "settings", "Settings", Act.READ_PLATFORM),
+    ),
+}
+"""By group."""
+OWN_START = Entry("/console", "start", "Overview", Act.OWN_ACCOUNT)
+"""Of those who may not see the overview of all."""
+FURTHER = {"prices": MONEY}
+"""Groups of further resources, by their page; others are in `SYSTEM`."""
+_NAMES = {entry.name for entries in MENU.values() for entry in entries}
 
 
-_MENUS = {entry.name for entry in ENTRIES}
+def menu_of(person: Person, resources: Iterable[Resource[Any]]) -> dict[str, list[Entry]]:
+    """The menu by group: its fixed entries, and one for each further resource with a page."""
+    menu = {group: [*entries] for group, entries in MENU.items()}
+    if not person.may(Act.READ_PLATFORM):
+        menu[LIVE].insert(0, OWN_START)
+    for one in resources:
+        if one.has_page and (one.menu or one.page or one.plural) not in _NAMES:
+            name = one.page or one.plural
+            menu[FURTHER.get(name, SYSTEM)].append(Entry(one.page_path, name, one.title, one.act))
+    shown = {group: [one for one in menu[group] if person.may_somewhere(one.act)] for group in menu}
+    return {group: entries for group, entries in shown.items() if entries}
 
 
-def entries_for(person: Person, resources: Iterable[Resource[Any]]) -> list[Entry]:
-    """The menu: its fixed entries, and one for each further resource with a page."""
-    further = [
-        Entry(one.page_path, one.page or one.plural, one.title, one.act)
-        for one in resources
-        if one.has_page and (one.menu or one.page or one.plural) not in _MENUS
-    ]
-    return [entry for entry in (*ENTRIES, *further) if person.may_somewhere(entry.act)]
+def findable_by(person: Person) -> str:
+    """What the search box finds for the person."""
+    more = ((Act.READ_PEOPLE, "person"), (Act.READ_PLATFORM, "audit row"))
+    return ", ".join(["Request", "tenant", "key", *(word for act, word in more if person.may(act))])
 
 
 SECURITY_HEADERS = {
@@ -104,7 +121,9 @@ def render(template: str, visit: Visit | None, **shown: Any) -> str:
     person = visit.session.person if visit is not None and visit.session is not None else None
     return _TEMPLATES.get_template(template).render(
         person=person,
-        entries=[] if visit is None or person is None else entries_for(person, visit.resources),
+        menu={} if visit is None or person is None else menu_of(person, visit.resources),
+        firing=0 if visit is None else visit.firing,
+        findable="" if person is None else findable_by(person),
         may_read_people=person is not None and person.may(Act.READ_PEOPLE),
         may_change_people=person is not None and person.may(Act.CHANGE_PEOPLE),
         token="" if visit is None else token_of(visit, before_log_in=False),

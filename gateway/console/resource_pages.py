@@ -20,14 +20,16 @@ from gateway.console.pages.filters import (
     Filters,
     TenantScope,
     filters_of,
+    known_values,
     tenant_scope,
 )
 from gateway.console.pages.new_rows import MOST_NEW, NEW, new_rows, newer_than
 from gateway.console.pages.page_parts import PageParts
+from gateway.console.pages.periods import period_links
 from gateway.console.pages.tenant_parts.acts import done, if_match, said, tag_of
 from gateway.console.rendering import page_response
 from gateway.http.asgi import Request
-from gateway.routes.context import admin_of
+from gateway.routes.context import admin_of, gateway_of
 from gateway.routes.resource_routes import given_in
 from gateway.routes.views.resource_rows import json_of
 from tenants.admin.cursor import MAX_PAGE, Page
@@ -146,7 +148,7 @@ class ResourcePages:
         if page is not None and self._has_times:
             newest_us = _at_us(resource, rows[0]) if rows else None
             newer = newer_than(path, filters.values, newest_us, is_first=filters.cursor is None)
-        visit = visit_of(request)
+        visit, has_times = visit_of(request), self._has_times
         acts = [act for act in resource.acts if visit.person.may_somewhere(act.act)]
         return page_response(
             self.parts.template,
@@ -156,6 +158,9 @@ class ResourcePages:
             known=declared.filters_of(resource.query),
             rows=rows,
             filters=filters,
+            has_times=has_times,
+            period_links=period_links(filters, gateway_of(request).deps.wall_clock()) if has_times else [],
+            known_values=await known_values(request, scope),
             scope=scope,
             newer=newer,
             next_page=filters.link(cursor=page.next_cursor) if page and page.next_cursor else "",

@@ -12,6 +12,11 @@ TEXT_ID_PREFIX = "cmpl-"
 RESPONSE_ID_PREFIX = "resp_"
 MESSAGE_ID_PREFIX = "msg_"
 """As OpenAI's and Anthropic's; the rest is the request's own."""
+SHOWN_PREFIXES = (
+    *(REQUEST_ID_PREFIX, CHAT_ID_PREFIX, TEXT_ID_PREFIX),
+    *(RESPONSE_ID_PREFIX, MESSAGE_ID_PREFIX),
+)
+"""Of all ids that users have of a request."""
 RANDOM_BYTES = 10
 _DRAWN_AT_ONCE = 400
 """Drawn at once: asking the operating system for each id's bytes costs more than all else about it."""
@@ -47,7 +52,7 @@ def shown_id(request_id: str, prefix: str) -> str:
 
 
 def request_id_of(shown: str) -> str:
-    for prefix in (CHAT_ID_PREFIX, TEXT_ID_PREFIX, RESPONSE_ID_PREFIX, MESSAGE_ID_PREFIX):
+    for prefix in SHOWN_PREFIXES:
         if shown.startswith(prefix):
             return REQUEST_ID_PREFIX + shown.removeprefix(prefix)
     return shown

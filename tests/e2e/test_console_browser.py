@@ -90,6 +90,7 @@ def log_out(page: Page) -> None:
     """By the menu, which a phone hides."""
     if page.get_by_role("button", name="Menu").is_visible():
         page.get_by_role("button", name="Menu").click()
+    page.locator(".account summary").click()
     page.get_by_role("button", name="Log out").click()
 
 

@@ -365,7 +365,7 @@ def see_as_member(page: Page, link: str, request_id: str, refused_id: str) -> No
     page.get_by_role("button", name="Set the password").click()
     expect(page.get_by_role("heading", name="Hello, bo@example.org")).to_be_visible()
     names = page.get_by_role("navigation").get_by_role("link").all_text_contents()
-    assert not {"Overview", "Policy", "Upstreams", "Audit", "People", "Settings"} & set(names)
+    assert not {"Quotes", "Policy", "Upstreams", "Audit", "People", "Settings"} & set(names)
     for name, table in (("Tenants", "Tenants"), ("Requests", "Requests"), ("Keys", "Keys")):
         go(page, name)
         rows = page.get_by_role("region", name=table, exact=True).get_by_role("row")

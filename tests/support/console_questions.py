@@ -34,6 +34,7 @@ OBJECTS = {
 """What the names in a path stand for."""
 QUESTIONS: dict[str, tuple[str, ...]] = {
     "/console": ("",),
+    "/console/search": ("", "?q=t", "?q=req_none", "?q=key_none", "?q=999999", "?q=lim_1"),
     "/console/set-up": ("?token=none",),
     "/console/log-in": ("",),
     "/console/password": ("",),
@@ -64,7 +65,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "/console/keys.csv": ("", "?tenant=t1"),
     "/console/requests": (
         "", "?tenant=t1", "?outcome=completed&tenant=t1&tier=standard", "?cause=capacity", "?key=key_1",
-        "?model=model-1",
+        "?model=model-1", "?sort=slowest&tenant=t1", "?min_duration_s=1&cause=capacity",
     ),
     "/console/requests/new": ("", "?tenant=t1"),
     "/console/requests.csv": ("", "?tenant=t1"),

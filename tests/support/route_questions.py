@@ -49,6 +49,8 @@ def samples(now_us: int) -> dict[str, str]:
         "cause": "capacity",
         "tier": "batch",
         "order": "oldest",
+        "sort": "slowest",
+        "min_duration_s": "1.5",
         "code": "insufficient_quota",
         "limit_id": "lim_1",
         "session": "run-1",

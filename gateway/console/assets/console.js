@@ -30,6 +30,55 @@
     }
   });
 
+  // Fields of instants and usual periods in the viewer's time zone too: the address carries instants with a zone.
+  const zone = local.resolvedOptions().timeZone;
+  const [offset] = new Intl.DateTimeFormat("en", { timeZoneName: "shortOffset" }).formatToParts()
+    .filter((part) => part.type === "timeZoneName");
+  for (const place of document.querySelectorAll("[data-zone]")) {
+    place.textContent = `Times are in ${zone} (${offset.value.replace("GMT", "UTC")}).`;
+  }
+  const two = (number) => String(number).padStart(2, "0");
+  const day = (at) => `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+  const instant = /^(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d(?:\.\d+)?)?)(Z|[+-]\d\d:?\d\d)?)?$/;
+  const read = (text, otherwise) => {
+    const [, date, time = "00:00", own = otherwise] = instant.exec(text.trim()) ?? [];
+    const at = new Date(`${date}T${time}${own}`);
+    return Number.isNaN(at.getTime()) ? null : at;
+  };
+  for (const field of document.querySelectorAll("[data-instant]")) {
+    const given = field.value;
+    const at = read(given, "Z");
+    if (at) field.value = `${day(at)} ${at.toTimeString().slice(0, 8)}`;
+    const shown = field.value;
+    for (const label of field.labels) label.textContent = label.textContent.replace(" (UTC)", "");
+    field.form.addEventListener("formdata", ({ formData }) => {
+      const typed = read(field.value, "");
+      if (typed) formData.set(field.name, field.value === shown ? given : typed.toISOString());
+    });
+  }
+  const today = new Date(new Date().setHours(0, 0, 0, 0));
+  const ago = (months, days) => new Date(today.getFullYear(), today.getMonth() - months, days);
+  const periods = {
+    hour: [new Date(Date.now() - 3600000)], day: [today], week: [ago(0, today.getDate() - 6)],
+    month: [ago(0, 1)], "last-month": [ago(1, 1), ago(0, 1)],
+  };
+  for (const link of document.querySelectorAll("[data-period]")) {
+    const address = new URL(link.href);
+    const hasDates = "dates" in link.dataset;
+    periods[link.dataset.period].forEach((at, index) => {
+      address.searchParams.set(index ? "to" : "from", hasDates ? day(at) : at.toISOString());
+    });
+    if (hasDates) address.searchParams.set("time_zone", zone);
+    link.href = address;
+  }
+
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest("input, select, textarea")) return;
+    event.preventDefault();
+    document.getElementById("search-all")?.focus();
+  });
+
   // A list holds still and says how many rows are new; a click loads them. It asks for an hour, so that a page that
   // was left open does not keep its session alive.
   for (const place of document.querySelectorAll("[data-new]")) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from gateway.console.access import own_tenants, tenant_shown, visit_of
 from gateway.console.form_errors import WHOLE_FORM, FormProblem
@@ -13,11 +14,16 @@ from gateway.console.names import tenant_names
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
+from tenants.directory import queries
 from tenants.directory.directory import Directory
 from tenants.errors import Invalid, NotFound
 from tenants.people.person import Person
+from tenants.people.roles import Act
+from tenants.storage import tables
 
+MOST_SUGGESTED = 500
 FILTER_ERRORS = (Invalid, NotFound)
+SHARED = ("tenant", "project", "key", "model", "tier", "from", "to")
 PAGE_NAMES = {"since": "from", "until": "to", "group_by": "group"}
 """What pages call fields that are checked under another name."""
 
@@ -44,6 +50,10 @@ class Filters:
     def link(self, path: str = "", **changes: str) -> str:
         """This or another page with the same filters, some of them changed."""
         return with_query(path or self.path, {**self.values, **changes})
+
+    def shared(self, path: str) -> str:
+        """Another list of requests, with the filters that all of them have."""
+        return with_query(path, {name: self.values.get(name, "") for name in SHARED})
 
     def problem(self, error: Invalid | NotFound) -> FormProblem:
         where = error.what if isinstance(error, NotFound) else error.field
@@ -88,6 +98,26 @@ class TenantScope:
     def of_tenant(self) -> str | None:
         """Id of the tenant whose view it is; None: the view of those who see all."""
         return self.wanted if self.choices else None
+
+
+async def known_values(request: Request, scope: TenantScope) -> dict[str, list[Any]]:
+    """What fields of filters suggest: tenants, models, and keys (id and name) of the tenant that is shown."""
+    gateway, person = gateway_of(request), visit_of(request).person
+    tenants = gateway.deps.directory.tenants() if person.may(Act.READ_PLATFORM) else []
+    wanted = (scope.wanted or "", scope.name)
+    of_keys = [one.tenant_id for one in tenants if one.name in wanted or one.tenant_id in wanted]
+    of_keys += [scope.wanted] if scope.choices and scope.wanted else []
+    keys = []
+    if of_keys:
+        is_its = tables.api_keys.c.tenant_id.in_(of_keys)
+        keys = await gateway.deps.database.read(
+            lambda one: queries.keys_where(one, is_its, most=MOST_SUGGESTED)
+        )
+    return {
+        "tenant": [one.name for one in tenants[:MOST_SUGGESTED]],
+        "model": list(gateway.pools),
+        "key": [(key.key_id, key.name or key.prefix) for key in keys],
+    }
 
 
 async def tenant_scope(request: Request, wanted: str | None) -> TenantScope:

@@ -70,6 +70,9 @@ class AuditQuery(ListQuery, frozen=True):
     ] = None
     since: Annotated[str | None, Filter(kind=Kind.SINCE)] = None
     until: Annotated[str | None, Filter(kind=Kind.UNTIL)] = None
+    seq: Annotated[
+        str | None, Filter(label="Row", help="The row of this number.", schema={"pattern": "^[0-9]{1,18}$"})
+    ] = None
     order: Annotated[str, Filter(kind=Kind.CHOICE, choices=("newest", "oldest"), help="Which first.")] = (
         "newest"
     )
@@ -127,6 +130,10 @@ def _conditions(connection: Connection, query: AuditQuery) -> tuple[Conditions, 
         targets, kinds = _subject(connection, query.subject, tenant_id)
         (along if tenant_id is None else rest).append(targets)
         rest += kinds
+    if query.seq is not None:
+        if not (query.seq.isascii() and query.seq.isdigit() and len(query.seq) <= 18):
+            raise Invalid("seq", f"{query.seq[:40]!r} is not the number of a row")
+        along.append(audit.c.seq == int(query.seq))
     bounds = (("since", query.since), ("until", query.until))
     at_us = {name: to_us(checks.instant(name, text)) for name, text in bounds if text is not None}
     if len(at_us) == 2 and at_us["since"] >= at_us["until"]:
@@ -187,7 +194,7 @@ AUDIT = Resource(
     description="Filters: `actor` (`cli:root`, `person:ada`, or only `cli`), `subject` (an id, or a name of a"
     " tenant, project or key; `tenant:acme` is one kind), `act` (`tenant.suspend`, or only `tenant`),"
     " `tenant` (rows of all that is its), `since` and `until` (instants with a time zone; the second is"
-    f" exclusive). `order`: newest (first) or oldest. {PAGES} {SHORT_PAGES} Kinds: {', '.join(KINDS)}. Rows"
+    f" exclusive), `seq` (one row). `order`: newest (first) or oldest. {PAGES} {SHORT_PAGES} Kinds: {', '.join(KINDS)}. Rows"
     " hold no secret; of a person who was erased they show `erased person`. `request_id` and `trace_id` are"
     " those of the request that made the row.",
     shown=(

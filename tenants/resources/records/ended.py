@@ -1,18 +1,22 @@
-"""Ended requests: their settlements in the ledger, newest first, by any filter.
+"""Ended requests: their settlements in the ledger, newest or slowest first, by any filter.
 
 Time, tenant, key, a rare outcome and a cause are each read along an index. The rest is checked row by row, a
-bounded number of rows a page (`scans.py`): each further index costs a write with every request."""
+bounded number of rows a page (`scans.py`): each further index costs a write with every request. So is the
+duration, from the instant in a request's id: the slowest are those of the rows that one page looks at."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, TextClause, and_, exists, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, TextClause, and_, exists, select
 
 from tenants.admin.cursor import PAGES, SHORT_PAGES, SortKey, beyond
 from tenants.admin.lists.scans import MOST_SCANNED, end_of_scan
 from tenants.directory import queries
+from tenants.errors import Invalid
 from tenants.instants import from_us
 from tenants.outcomes import Cause, RequestOutcome
 from tenants.people.roles import Act
@@ -25,6 +29,10 @@ from tenants.types import Tier
 
 Condition = ColumnElement[bool] | TextClause
 _settle = ledger.c
+NEWEST, SLOWEST = "newest", "slowest"
+_ID = re.compile(r"req_([0-9a-hjkmnp-tv-z]{10})[0-9a-hjkmnp-tv-z]{16}")
+"""Ours: its first part is the millisecond of the arrival, in Crockford's base 32."""
+_DIGITS = str.maketrans("0123456789abcdefghjkmnpqrstvwxyz", "0123456789abcdefghijklmnopqrstuv")
 
 
 class EndedQuery(ListQuery, frozen=True, rename=TIMES):
@@ -41,12 +49,29 @@ class EndedQuery(ListQuery, frozen=True, rename=TIMES):
         Filter(
             kind=Kind.CHOICE,
             choices=tuple(Cause),
-            label="Missed because of",
+            label="Cause of miss",
             help="It missed a target for this cause.",
+        ),
+    ] = None
+    min_duration_s: Annotated[
+        str | None,
+        Filter(
+            label="At least (s)",
+            help="It took so many seconds or more, from its arrival to its end.",
+            schema={"type": "number", "minimum": 0},
         ),
     ] = None
     since: Annotated[str | None, Filter(_settle.at_us, Kind.SINCE, help="It ended from then on.")] = None
     until: Annotated[str | None, Filter(_settle.at_us, Kind.UNTIL, help="It ended before then.")] = None
+    sort: Annotated[
+        str,
+        Filter(
+            kind=Kind.CHOICE,
+            choices=(NEWEST, SLOWEST),
+            label="Sort",
+            help=f"Which first; the slowest of each {MOST_SCANNED:,} requests.",
+        ),
+    ] = NEWEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +100,13 @@ class SettledRequest:
     """In the list that it was read with."""
 
     def as_json(self) -> dict[str, Any]:
+        took_us = duration_us(self.request_id, self.ended_us)
         return {
             "id": self.request_id,
             "object": "request",
             "status": "ended",
             "ended_at": from_us(self.ended_us).isoformat(),
+            "duration_s": None if took_us is None else took_us / 1e6,
             "outcome": self.outcome,
             "tenant_id": self.tenant_id,
             "project_id": self.project_id,
@@ -94,6 +121,14 @@ class SettledRequest:
             "labels": self.labels,
             "misses": [{"metric": metric, "cause": cause} for metric, cause in self.misses],
         }
+
+
+def duration_us(request_id: str, ended_us: int) -> int | None:
+    """From its arrival to its end, to the millisecond; None: the id says no instant."""
+    found = _ID.fullmatch(request_id)
+    if found is None:
+        return None
+    return max(0, ended_us - int(found[1].translate(_DIGITS), 32) * 1_000)
 
 
 def _read(connection: Connection, request: PageRequest) -> tuple[list[SettledRequest], SortKey | None]:
@@ -113,13 +148,46 @@ def _read(connection: Connection, request: PageRequest) -> tuple[list[SettledReq
     end = end_of_scan(connection, order, along)
     if end is not None:
         along.append(~beyond(order, end, newest_first=True))
-    rows = select(ledger, *(column.label(f"along_{n}") for n, column in enumerate(order)))
-    if query.cause is not None:
-        rows = rows.join_from(slo_misses, ledger, ledger.c.request_id == slo_misses.c.request_id)
-        along.append(_is_its_first_miss())
-    rows = rows.where(SETTLES, *along, *rest)
-    rows = rows.order_by(*(column.desc() for column in order)).limit(request.most)
-    return _with_what_happened(connection, list(connection.execute(rows).mappings())), end
+    places = [column.label(f"along_{n}") for n, column in enumerate(order)]
+
+    def found(*columns: Any) -> Select[Any]:
+        rows = select(*columns, *places)
+        if query.cause is not None:
+            rows = rows.join_from(slo_misses, ledger, ledger.c.request_id == slo_misses.c.request_id)
+            rows = rows.where(_is_its_first_miss())
+        return rows.where(SETTLES, *along, *rest).order_by(*(column.desc() for column in order))
+
+    least_us = _least_us(query.min_duration_s)
+    if query.sort == NEWEST and not least_us:
+        rows = list(connection.execute(found(ledger).limit(request.most)).mappings())
+        return _with_what_happened(connection, rows), end
+    looked_at = connection.execute(found(ledger.c.id, ledger.c.request_id, ledger.c.at_us)).mappings().all()
+    picked = _picked(looked_at, least_us, request.most, slowest=query.sort == SLOWEST)
+    whole = select(ledger).where(ledger.c.id.in_([row["id"] for row in picked]))
+    by_id = {row["id"]: row for row in connection.execute(whole).mappings()}
+    return _with_what_happened(connection, [{**by_id[row["id"]], **row} for row in picked]), end
+
+
+def _least_us(text: str | None) -> int:
+    """Raises `Invalid`."""
+    try:
+        least_us = round(float(text or 0) * 1e6)
+    except (ValueError, OverflowError):
+        least_us = -1
+    if not 0 <= least_us < 10**15:
+        raise Invalid("min_duration_s", f"{str(text)[:40]!r} is no number of seconds, such as 2 or 0.5")
+    return least_us
+
+
+def _picked(
+    looked_at: Sequence[RowMapping], least_us: int, most: int, *, slowest: bool
+) -> Sequence[RowMapping]:
+    """Those that took so long. Of the slowest none is left for the next page, which goes on behind the scan."""
+    took = ((duration_us(row["request_id"], row["at_us"]) or 0, row) for row in looked_at)
+    kept = [(took_us, row) for took_us, row in took if took_us >= least_us]
+    if slowest:
+        kept = sorted(kept, key=lambda each: -each[0])[: most - 1]
+    return [row for _, row in kept[:most]]
 
 
 def _indexed(query: EndedQuery, given: Conditions) -> list[Condition]:
@@ -140,7 +208,9 @@ def _is_its_first_miss() -> Condition:
     return ~exists().where(same, other.c.metric < slo_misses.c.metric)
 
 
-def _with_what_happened(connection: Connection, rows: list[RowMapping]) -> list[SettledRequest]:
+def _with_what_happened(
+    connection: Connection, rows: Sequence[Mapping[str, Any]]
+) -> list[SettledRequest]:
     """The rows with their misses and timelines: two statements, however many rows there are."""
     ids = [row["request_id"] for row in rows]
     missed: dict[str, list[tuple[str, str]]] = {}
@@ -187,9 +257,11 @@ ENDED = Resource(
     as_json=SettledRequest.as_json,
     scope="admin:read",
     act=Act.READ_TENANT,
-    summary="List requests that have ended, the newest first",
+    summary="List requests that have ended, the newest or the slowest first",
     description="With the targets that each missed, and when it was dispatched, had its first token and"
-    f" ended, in seconds since its arrival (null: its timeline is not kept). {PAGES} {SHORT_PAGES} An index"
+    " ended, in seconds since its arrival (null: its timeline is not kept); `duration_s` is known without it."
+    f" With `sort=slowest` a page has the slowest of the {MOST_SCANNED:,} that it looks at, and the next one"
+    f" those of the {MOST_SCANNED:,} before. {PAGES} {SHORT_PAGES} An index"
     " finds those of a time, tenant, key, cause, or outcome but `completed`; of the others one page looks at"
     f" {MOST_SCANNED:,} requests.",
     shown=(
@@ -203,7 +275,7 @@ ENDED = Resource(
         Shown("outcome", "Outcome", Form.BADGE, good=RequestOutcome.COMPLETED),
         Shown("dispatched_s", "Wait", Form.SECONDS, in_table=False),
         Shown("first_token_s", "First", Form.SECONDS, in_table=False),
-        Shown("ended_s", "Whole", Form.SECONDS),
+        Shown("ended_s", "Took", Form.SECONDS),
         Shown("input_tokens", "Input", Form.NUMBER),
         Shown("output_tokens", "Output", Form.NUMBER),
         Shown("cost_nanousd", "Cost", Form.MONEY, in_table=False),
@@ -213,7 +285,7 @@ ENDED = Resource(
     file=(
         *("id", "ended_at", "outcome", "tenant_id", "tenant", "project_id", "project", "key_id", "key_name"),
         *("model", "tier", "input_tokens", "output_tokens", "cost_nanousd", "charged_usd", "gpu_ms"),
-        *("dispatched_s", "first_token_s", "ended_s", "misses", "labels"),
+        *("dispatched_s", "first_token_s", "ended_s", "duration_s", "misses", "labels"),
     ),
     empty=("No request has ended", "Send one with an API key, or take a filter away."),
     command="ended",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from sqlalchemy import Connection
+from sqlalchemy import ColumnElement, Connection, select
 
 from tenants.admin.cursor import PAGES, SHORT_PAGES, SortKey
 from tenants.outcomes import Cause
@@ -15,16 +15,25 @@ from tenants.resources.resource import PageRequest, Resource
 from tenants.resources.shown import Form, Shown
 from tenants.slo import store
 from tenants.slo.slo import Missed
-from tenants.storage.tables import slo_misses
+from tenants.storage.tables import ledger, slo_misses
 from tenants.types import Tier
 
 _missed = slo_misses.c
+
+
+def _of_request(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    """What the ledger has of the request that missed."""
+    settled = select(column).where(ledger.c.request_id == _missed.request_id, ledger.c.kind == "settle")
+    return settled.correlate(slo_misses).scalar_subquery()
 
 
 class MissQuery(ListQuery, frozen=True, rename=TIMES):
     """Which misses. None: any."""
 
     tenant: Annotated[str | None, Filter(_missed.tenant_id, Kind.TENANT)] = None
+    project: Annotated[str | None, Filter(_of_request(ledger.c.project_id), Kind.PROJECT)] = None
+    key: Annotated[str | None, Filter(_of_request(ledger.c.key_id), Kind.KEY)] = None
+    model: Annotated[str | None, Filter(_of_request(ledger.c.model), help="The one that served it.")] = None
     tier: Annotated[str | None, Filter(_missed.tier, Kind.CHOICE, choices=tuple(Tier))] = None
     cause: Annotated[str | None, Filter(_missed.cause, Kind.CHOICE, choices=tuple(Cause))] = None
     since: Annotated[str | None, Filter(_missed.at_us, Kind.SINCE)] = None
@@ -39,7 +48,7 @@ MISSES = Resource(
     name="slo",
     plural="slo/misses",
     title="Missed targets",
-    menu="slo",
+    menu="requests",
     query=MissQuery,
     read=_read,
     order=store.MISS_ORDER,

@@ -74,6 +74,7 @@ REFUSALS = Resource(
     name="refusal",
     plural="refusals",
     title="Refusals",
+    menu="requests",
     query=RefusalQuery,
     read=_read,
     order=ORDER,

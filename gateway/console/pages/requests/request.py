@@ -54,7 +54,7 @@ ABSENT: dict[str, Any] = {
 async def request_page(request: Request, request_id: FromPath[str]) -> Response[str]:
     visit, deps = visit_of(request), gateway_of(request).deps
     sees_all = visit.person.may(Act.READ_PLATFORM)
-    shown = await _found(request, visit.person, request_id)
+    shown = await found_request(request, visit.person, request_id)
     rows = await rows_of(request, about(SHOW, request_id))
     took = []
     if sees_all and shown["status"] == "ended":
@@ -82,7 +82,7 @@ async def request_page(request: Request, request_id: FromPath[str]) -> Response[
     )
 
 
-async def _found(request: Request, person: Person, request_id: str) -> dict[str, Any]:
+async def found_request(request: Request, person: Person, request_id: str) -> dict[str, Any]:
     """As operators or its tenant see it, with names. Raises `NotFound`, also if hidden from the person."""
     ask = about(SHOW, request_id)
     rows = await rows_of(request, ask)
