@@ -272,6 +272,8 @@ class FluidShare:
             leaving = heapq.heappop(self._leaving)[2]
             if leaving.job.job_id not in self.finished:
                 gone.append(self._through(leaving, math.inf))
+        if gone:  # a run may end here, and the next one begins here
+            self._in_step = [live for live in self._in_step if live.job.job_id not in self.finished]
         return gone
 
     def _through(self, live: _LiveJob, last_token_s: float) -> str:

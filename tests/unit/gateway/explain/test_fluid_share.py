@@ -215,6 +215,15 @@ def test_a_fork_may_get_a_job_that_comes_before_all_others() -> None:
     assert fork.finish("early") == fair_share([_job("early", at_s=1.0)], _machine())["early"]
 
 
+def test_a_run_goes_on_after_all_jobs_had_ended() -> None:
+    fluid = FluidShare([_job("early", output_tokens=3)], _machine())
+
+    fluid.run(until_s=100.0)
+    fluid.run(until_s=200.0)
+
+    assert fluid.finish("early") == fair_share([_job("early", output_tokens=3)], _machine())["early"]
+
+
 def test_what_tenants_had_is_the_cost_of_their_jobs() -> None:
     fluid = FluidShare([_job("a"), _job("b", at_s=0.1, output_tokens=20)], _machine())
     fluid.run()
