@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 import msgspec
 
 from tenants.errors import Invalid
+from tenants.typed import number_typed
 
 C = TypeVar("C", bound=msgspec.Struct)
 
@@ -31,6 +32,8 @@ class Field:
     """On the command line it has no option: it stands by itself."""
     is_duration: bool = False
     """Seconds, on the command line as a duration such as 30m."""
+    hundred: int = 0
+    """What 100 % is, of a number that may be typed in per cent."""
     is_secret: bool = False
     """Never shown again, nor kept."""
     none: str = ""
@@ -142,8 +145,8 @@ def _as_kind(one: CommandField, value: Any) -> Any:
     if one.kind is list:
         return [part.strip() for part in value.split(",") if part.strip()]
     if one.kind in (int, float):
-        try:
-            return one.kind(value.replace(",", ""))
-        except ValueError:
-            raise Invalid(one.name, f"{value[:40]!r} is not a number") from None
+        number = number_typed(value, one.field.hundred)
+        if number is None or one.kind(number) != number and one.kind is int:
+            raise Invalid(one.name, f"{value[:40]!r} is not a {'whole ' * (one.kind is int)}number")
+        return one.kind(number)
     return value

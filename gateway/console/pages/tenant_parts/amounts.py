@@ -1,16 +1,13 @@
-"""Amounts and limits in words, and parsing of typed amounts. Pure."""
+"""Amounts and limits in words. Typed ones are read by `tenants/typed.py`. Pure."""
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
 from functools import partial
 
 from gateway.console.formats import exact_dollars, number, seconds
-from tenants.errors import Invalid
 from tenants.nouns.limit import rate_in_words
 from tenants.types import Limit, LimitMode, Meter, SubjectKind, Window
 
-NANO = 1_000_000_000
 METERS = {
     Meter.TOTAL_TOKENS: "tokens",
     Meter.INPUT_TOKENS: "input tokens",
@@ -83,38 +80,3 @@ def subject_text(limit: Limit, name: str | None) -> str:
     if limit.kind is SubjectKind.PLATFORM:
         return SUBJECTS[limit.kind]
     return f"{SUBJECTS[limit.kind]} {name or limit.subject_id}"
-
-
-def whole_typed(field: str, text: str) -> int:
-    """Commas, spaces and underscores between digits are ignored. Raises `Invalid`."""
-    digits = text.translate({ord(mark): None for mark in ", _\u00a0\u202f"})
-    if not digits.isascii() or not digits.isdigit() or len(digits) > 18:
-        raise Invalid(field, "give a whole number, such as 100000")
-    return int(digits)
-
-
-def decimal_typed(field: str, text: str) -> Decimal:
-    """At least 0. Raises `Invalid`."""
-    try:
-        value = Decimal(text.translate({ord(mark): None for mark in ", _$"}))
-    except InvalidOperation:
-        value = Decimal("NaN")
-    if not value.is_finite() or not 0 <= value < 10**15:
-        raise Invalid(field, "give a number from 0 on, such as 12.5")
-    return value
-
-
-def amount_of(meter: str, text: str) -> int:
-    """Cost in dollars, otherwise a whole number. Raises `Invalid`."""
-    if meter != Meter.COST_NANOUSD:
-        return whole_typed("amount", text)
-    nanousd = decimal_typed("amount", text) * NANO
-    if nanousd != int(nanousd):
-        raise Invalid("amount", "give dollars with at most nine digits behind the point")
-    return int(nanousd)
-
-
-def rate_of(meter: str, text: str, field: str = "rate_per_s") -> float:
-    """Cost in dollars a second. Raises `Invalid` for the field."""
-    value = decimal_typed(field, text)
-    return float(value * NANO if meter == Meter.COST_NANOUSD else value)

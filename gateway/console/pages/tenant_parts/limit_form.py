@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gateway.console.pages.tenant_parts.amounts import (
-    METERS,
-    MODES,
-    WINDOWS,
-    amount_of,
-    amount_typed,
-    decimal_typed,
-    rate_of,
-    whole_typed,
-)
+from gateway.console.pages.tenant_parts.amounts import METERS, MODES, WINDOWS, amount_typed
 from tenants.errors import Invalid
 from tenants.fields import CommandField, fields_of
 from tenants.nouns.limit import (
@@ -27,6 +18,7 @@ from tenants.nouns.limit import (
     terms_of,
 )
 from tenants.people.roles import Act
+from tenants.typed import amount_of, decimal_typed, rate_of, whole_typed
 from tenants.types import Limit, LimitMode, Meter, SubjectKind, Tier
 
 RATE = "rate"

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from gateway.console.form_errors import FormProblem
 from gateway.console.names import names_in
-from gateway.console.pages.tenant_parts.amounts import decimal_typed
 from tenants.errors import Invalid
 from tenants.nouns.tenant import Tenant, TenantChange, TenantCreate
+from tenants.typed import decimal_typed
 from tenants.types import Tier
 
 TIER_FIELDS = {tier: f"tier_{tier.value}" for tier in Tier}

@@ -9,7 +9,6 @@ from gateway.console.access import form, page, tenant_shown, visit_of
 from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.pages.tenant_parts.acts import done, if_match, in_flight, said, tag_of
-from gateway.console.pages.tenant_parts.amounts import decimal_typed
 from gateway.console.pages.tenant_parts.key_form import OWNERS_SCOPES, check_scopes
 from gateway.console.pages.tenant_parts.key_path import paths_of
 from gateway.console.pages.tenant_parts.key_rows import rows_of_keys
@@ -25,6 +24,7 @@ from tenants.nouns.tenant import Tenant
 from tenants.people.roles import Act
 from tenants.resources.keys import with_uses
 from tenants.resources.records.usage import UsageAsked, usage_page
+from tenants.typed import decimal_typed
 from tenants.types import Tier
 from tenants.usage.sums import AMOUNTS
 

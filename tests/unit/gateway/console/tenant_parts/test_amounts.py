@@ -5,16 +5,13 @@ from __future__ import annotations
 import pytest
 
 from gateway.console.pages.tenant_parts.amounts import (
-    amount_of,
     amount_text,
     amount_typed,
     narrowed,
-    rate_of,
     subject_text,
     what_of,
-    whole_typed,
 )
-from tenants.errors import Invalid
+from tenants.typed import amount_of
 from tenants.types import Meter, SubjectKind, Tier, Window
 from tests.support.quota import limit, on_platform
 
@@ -29,26 +26,6 @@ def test_amounts_are_exact_in_the_unit_of_their_meter() -> None:
 def test_what_a_field_shows_is_read_back_as_the_same_amount(amount: int) -> None:
     for meter in Meter:
         assert amount_of(meter, amount_typed(meter, amount)) == amount
-
-
-def test_people_type_separators_and_dollars() -> None:
-    assert whole_typed("amount", "1,000_000 000") == 1_000_000_000
-    assert amount_of("cost_nanousd", "$1,200.5") == 1_200_500_000_000
-    assert rate_of("cost_nanousd", "0.001") == 1_000_000.0
-    assert rate_of("total_tokens", "12.5") == 12.5
-
-
-@pytest.mark.parametrize("text", ["", "many", "-1", "1.5", "²", "1e3", "9" * 19])
-def test_what_is_no_whole_number_is_named_at_its_field(text: str) -> None:
-    with pytest.raises(Invalid) as refused:
-        whole_typed("amount", text)
-    assert refused.value.field == "amount"
-
-
-@pytest.mark.parametrize("text", ["NaN", "inf", "-1", "x", "0.0000000001"])
-def test_what_is_no_amount_of_money_is_refused(text: str) -> None:
-    with pytest.raises(Invalid):
-        amount_of("cost_nanousd", text)
 
 
 def test_a_limit_is_put_in_words() -> None:
