@@ -29,6 +29,8 @@ from gateway.console.pages.tenants import (
     tenant,
     tenants,
 )
+from tenants.resources.brakes import BRAKES
+from tenants.resources.prices import PRICE_HISTORY
 from tenants.resources.resource import Resource
 
 HANDLERS = [
@@ -67,6 +69,8 @@ HANDLERS = [
     *what_if.HANDLERS,
     *assets.HANDLERS,
 ]
+PAGES = (BRAKES, PRICE_HISTORY)
+"""Resources that only the console lists."""
 PARTS = {
     "refusals": refused.PARTS,
     "requests/ended": ended.PARTS,
@@ -77,4 +81,4 @@ PARTS = {
 
 
 def handlers(resources: Iterable[Resource[Any]]) -> list[HTTPRouteHandler]:
-    return [*HANDLERS, *resource_pages.handlers(resources, PARTS)]
+    return [*HANDLERS, *resource_pages.handlers((*resources, *PAGES), PARTS)]

@@ -1,0 +1,96 @@
+"""Forms that resources declare: what they store, how they say it again, and whom they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tenants.nouns.tenant import TenantCreate
+from tests.integration.test_console import ACTOR, House, error_of, house_on
+from tests.support.audited import audited
+from tests.support.console import Browser
+
+
+@pytest.fixture
+async def house(sqlite_url: str, pepper: bytes) -> AsyncIterator[House]:
+    async with house_on(sqlite_url, pepper) as made:
+        await made.admin.tenants.create(ACTOR, TenantCreate(name="acme"))
+        for name, role in (("ada", "owner"), ("cy", "auditor")):
+            await made.person(name, role)
+        await made.person("bo", "member", ["acme"])
+        yield made
+
+
+async def refused_to_others(house: House, path: str) -> None:
+    """An auditor and a member reach neither the form nor the act."""
+    for name in ("bo", "cy"):
+        browser = await house.logged_in(name)
+        assert (await browser.get(path)).status_code == 403
+        token = await browser.token("/console/password")
+        assert (await browser.http.post(path, data={"form_token": token})).status_code == 403
+
+
+async def owner_of(house: House) -> Browser:
+    return await house.logged_in("ada")
+
+
+async def test_a_brake_is_set_and_released(house: House) -> None:
+    path, owner = "/console/policy/brake", await owner_of(house)
+    assert "No brake is in force" in (await owner.get(path)).text
+    wrong = await owner.send(f"{path}/set", tier="batch", share="150 %", for_s="30m", reason="")
+    assert "at most 1" in error_of(wrong, "share")
+    made = await owner.send(f"{path}/set", tier="batch", share="10 %", for_s="30m", reason="night job")
+    page = await owner.get(made.headers["location"])
+    assert "The brake is set" in page.text
+    [brake] = await house.admin.brakes.all()
+    assert (brake.tier, brake.share, brake.by, brake.reason) == ("batch", 0.1, "person:ada", "night job")
+    assert all(text in page.text for text in ("10.0 %", "night job", f"{path}/batch/end"))
+    assert "night job" in (await owner.get("/console/policy")).text
+    await refused_to_others(house, f"{path}/set")
+    await refused_to_others(house, f"{path}/batch/end")
+    tag = (await owner.get(f"{path}/batch/end")).text.partition('name="etag" value="')[2].partition('"')[0]
+    ended = await owner.send(f"{path}/batch/end", etag=tag)
+    assert "The brake is released" in (await owner.get(ended.headers["location"])).text
+    assert await house.admin.brakes.all() == []
+    assert [row.action for row in await audited(house.admin, act="brake")] == ["brake.set", "brake.end"]
+
+
+async def test_a_target_is_set_changed_and_removed(house: House) -> None:
+    path, owner = "/console/slo/targets", await owner_of(house)
+    wanted = {"tier": "standard", "metric": "ttft", "target_s": "0.5", "percentile": "99.5 %", "tenant": "acme"}
+    wrong = await owner.send(f"{path}/set", **wanted | {"target_s": "soon"})
+    assert "is not a number" in error_of(wrong, "target_s")
+    await owner.send(f"{path}/set", **wanted)
+    [(target, _)] = [(each, 0) for each in (await owner.get(path)).text.split("<tr>") if "ttft" in each]
+    assert all(text in target for text in ("acme", "standard", "99.5"))
+    change = target.partition(f'href="{path}/set')[2].partition('"')[0].replace("&amp;", "&")
+    form = await owner.get(f"{path}/set{change}")
+    assert 'value="99.5"' in form.text
+    await owner.send(f"{path}/set", **wanted | {"target_s": "2"})
+    await refused_to_others(house, f"{path}/set")
+    reference = target.partition(f'href="{path}/slo_')[2].partition("/")[0]
+    removal = f"{path}/slo_{reference}/remove"
+    tag = (await owner.get(removal)).text.partition('name="etag" value="')[2].partition('"')[0]
+    await owner.send(removal, etag=tag)
+    assert "No targets" in (await owner.get(path)).text
+    rows = await audited(house.admin, act="slo", actor="person")
+    assert [(row.after or {}).get("target_s") for row in rows] == [0.5, 2.0, None]
+
+
+async def test_prices_are_typed_in_dollars_per_million_tokens(house: House) -> None:
+    path, owner = "/console/prices", await owner_of(house)
+    wanted = {"model": "tiny", "input_nanousd": "$0.15", "output_nanousd": "0.6", "multiplier": "50 %"}
+    finer = await owner.send(f"{path}/set", **wanted | {"input_nanousd": "0.0001"})
+    assert "would be rounded" in error_of(finer, "input_nanousd")
+    await owner.send(f"{path}/set", **wanted | {"tier": "batch"})
+    [row] = await house.admin.prices.all()
+    price = row.entry.price
+    assert (price.input_nanousd, price.cached_input_nanousd, price.output_nanousd) == (150, 150, 600)
+    assert row.entry.multiplier == 500
+    await owner.send(f"{path}/set", model="tiny", tier="batch", output_nanousd="1,000")
+    page = await owner.get(path)
+    assert all(text in page.text for text in ("$0.15 / M", "$1000 / M", "output_nanousd=1000&amp;"))
+    history = (await owner.get(f"{path}/history?model=tiny")).text
+    assert history.index("$1000 / M") < history.index("$0.6 / M")
+    await refused_to_others(house, f"{path}/set")
