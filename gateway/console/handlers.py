@@ -14,6 +14,7 @@ from gateway.console.pages.live import overview, steer, waiting
 from gateway.console.pages.money import recovery, usage, usage_check
 from gateway.console.pages.people import people, person
 from gateway.console.pages.platform import audit, settings, upstreams
+from gateway.console.pages.policy import change as policy_change
 from gateway.console.pages.policy import policy, what_if
 from gateway.console.pages.requests import ended, misses, quotes, refused, request, slo
 from gateway.console.pages.tenants import (
@@ -66,6 +67,7 @@ HANDLERS = [
     *alerts.HANDLERS,
     *webhook.HANDLERS,
     *policy.HANDLERS,
+    *policy_change.HANDLERS,
     *what_if.HANDLERS,
     *assets.HANDLERS,
 ]

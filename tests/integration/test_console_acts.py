@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 
 import pytest
 
+from tenants.admin.platform.policy import StoredPolicy
 from tenants.nouns.tenant import TenantCreate
 from tests.integration.test_console import ACTOR, House, error_of, house_on
 from tests.support.audited import audited
@@ -22,11 +24,11 @@ async def house(sqlite_url: str, pepper: bytes) -> AsyncIterator[House]:
         yield made
 
 
-async def refused_to_others(house: House, path: str) -> None:
+async def refused_to_others(house: House, path: str, *, has_page: bool = True) -> None:
     """An auditor and a member reach neither the form nor the act."""
     for name in ("bo", "cy"):
         browser = await house.logged_in(name)
-        assert (await browser.get(path)).status_code == 403
+        assert not has_page or (await browser.get(path)).status_code == 403
         token = await browser.token("/console/password")
         assert (await browser.http.post(path, data={"form_token": token})).status_code == 403
 
@@ -58,11 +60,17 @@ async def test_a_brake_is_set_and_released(house: House) -> None:
 
 async def test_a_target_is_set_changed_and_removed(house: House) -> None:
     path, owner = "/console/slo/targets", await owner_of(house)
-    wanted = {"tier": "standard", "metric": "ttft", "target_s": "0.5", "percentile": "99.5 %", "tenant": "acme"}
+    wanted = {
+        "tier": "standard",
+        "metric": "ttft",
+        "target_s": "0.5",
+        "percentile": "99.5 %",
+        "tenant": "acme",
+    }
     wrong = await owner.send(f"{path}/set", **wanted | {"target_s": "soon"})
     assert "is not a number" in error_of(wrong, "target_s")
     await owner.send(f"{path}/set", **wanted)
-    [(target, _)] = [(each, 0) for each in (await owner.get(path)).text.split("<tr>") if "ttft" in each]
+    [target] = [each for each in (await owner.get(path)).text.split("<tr>") if "ttft" in each]
     assert all(text in target for text in ("acme", "standard", "99.5"))
     change = target.partition(f'href="{path}/set')[2].partition('"')[0].replace("&amp;", "&")
     form = await owner.get(f"{path}/set{change}")
@@ -94,3 +102,23 @@ async def test_prices_are_typed_in_dollars_per_million_tokens(house: House) -> N
     history = (await owner.get(f"{path}/history?model=tiny")).text
     assert history.index("$1000 / M") < history.index("$0.6 / M")
     await refused_to_others(house, f"{path}/set")
+
+
+async def test_the_policy_is_changed_through_a_page_that_says_what_changes(house: House) -> None:
+    path, owner = "/console/policy", await owner_of(house)
+    wrong = await owner.send(path, f"{path}/change", new_policy="fcfs", new_options="slots=8")
+    assert (wrong.status_code, "does nothing here" in error_of(wrong, "new_options")) == (422, True)
+    asked = await owner.send(path, f"{path}/change", new_policy="vtc", new_options="slots=8")
+    assert "vtc (slots=8 tokens a step)" in asked.text
+    assert "The tenant with the least service" in asked.text
+    assert await house.admin.policy.stored() is None
+    fields = dict(re.findall(r'type="hidden" name="([^"]+)" value="([^"]*)"', asked.text))
+    done = await owner.http.post(f"{path}/change", data=fields)
+    assert done.headers["location"] == f"{path}?done=changed"
+    stored = await house.admin.policy.stored()
+    assert stored == StoredPolicy("vtc", {"slots": 8})
+    assert [row.action for row in await audited(house.admin, act="policy")] == ["policy.set"]
+    late = await owner.http.post(f"{path}/change", data=fields | {"new_policy": "fcfs", "new_options": ""})
+    assert (late.status_code, "It was changed since" in late.text) == (412, True)
+    await owner.send(path, f"{path}/change", new_policy="", new_options="")
+    await refused_to_others(house, path + "/change", has_page=False)
