@@ -94,6 +94,9 @@ FORMS: list[tuple[str, str, dict[str, str]]] = [
         "",
         {"on": "tenant", "meter": "total_tokens", "amount": "10", "window": "day", "mode": "hard"},
     ),
+    ("/console/limits", "", {"meter": "requests", "amount": "10", "window": "day", "mode": "hard"}),
+    ("/console/limits/{platform_limit}", "", {"act": "changed", "amount": "7", "mode": "hard"}),
+    ("/console/limits/{platform_limit}/remove", "", {}),
     (LIMIT, "", {"act": "changed", "amount": "7", "mode": "hard"}),
     (f"{LIMIT}/remove", "", {}),
     ("/console/policy/brake/set", "", {"tier": "batch", "share": "10 %", "for_s": "1h"}),
@@ -160,7 +163,9 @@ def test_every_form_and_command_is_called_here_or_has_its_test_elsewhere() -> No
     of_console = {each for each in told if " /console/" in each}
     elsewhere = set(ELSEWHERE) | set(NO_ACT)
     special = {"POST /console/set-up"}
-    assert {f"POST {path}" for path, *_ in FORMS} | special == of_console - elsewhere
+    assert {
+        f"POST {path.replace('{platform_limit}', '{limit}')}" for path, *_ in FORMS
+    } | special == of_console - elsewhere
     changes = {name for name, used in ROUTES.items() if any(_is_act(route) for route in used)}
     assert {name for name, _ in COMMANDS} == changes - set(THROUGH_A_SERVER)
     assert elsewhere <= told
@@ -210,6 +215,9 @@ async def audited_app(sqlite_url: str, tmp_path: Path) -> AsyncIterator[AuditedA
         key, _ = await admin.keys.create(ROOT, KeyCreate(tenant="acme"))
         hourly = LimitSet(tenant="acme", meter="requests", window="hour", amount=5)
         limit = await admin.limits.set(ROOT, hourly)
+        platform = await admin.limits.set(
+            ROOT, LimitSet(platform=True, meter="requests", window="hour", amount=5)
+        )
         slo = await admin.slos.set(ROOT, SloSet(tier="batch", metric="ttft", target_s=9.0))
         webhook, _ = await admin.webhooks.add(ROOT, WebhookAdd(url=RECEIVER))
         for name in ("ada", "bo", "cy"):
@@ -220,6 +228,7 @@ async def audited_app(sqlite_url: str, tmp_path: Path) -> AsyncIterator[AuditedA
             "project": key.project_id,
             "key": key.key_id,
             "limit": limit.limit_id,
+            "platform_limit": platform.limit_id,
             "slo": slo.id,
             "webhook": webhook.webhook_id,
             "person": "cy",

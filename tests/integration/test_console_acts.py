@@ -122,3 +122,51 @@ async def test_the_policy_is_changed_through_a_page_that_says_what_changes(house
     assert (late.status_code, "It was changed since" in late.text) == (412, True)
     await owner.send(path, f"{path}/change", new_policy="", new_options="")
     await refused_to_others(house, path + "/change", has_page=False)
+
+
+SENTENCE = {"amount": "1m", "meter": "total_tokens", "window": "day", "mode": "hard", "time_zone": "UTC"}
+
+
+async def test_a_limit_is_previewed_as_a_sentence_and_then_set(house: House) -> None:
+    path, owner = "/console/tenants/acme/limits", await owner_of(house)
+    shown = await owner.send(path, on="project", subject="search", preview="yes", tier="batch", **SENTENCE)
+    assert (
+        "At most 1,000,000 tokens a day (UTC) for project search of acme, only tier batch."
+        " Further requests are refused."
+    ) in shown.text
+    assert 'value="1m"' in shown.text
+    assert "<details open><summary>More" in shown.text
+    assert await audited(house.admin, act="limit") == []
+    await owner.send(path, on="tenant", **SENTENCE)
+    assert "1,000,000" in (await owner.get(path)).text
+
+
+async def test_limits_of_all_tenants_together(house: House) -> None:
+    path, owner = "/console/limits", await owner_of(house)
+    assert "Use is unlimited" in (await owner.get(path)).text
+    wrong = await owner.send(path, **SENTENCE | {"amount": "much"})
+    assert "Give a whole number" in error_of(wrong, "amount")
+    preview = await owner.send(path, preview="yes", **SENTENCE)
+    assert "At most 1,000,000 tokens a day (UTC) for all tenants together." in preview.text
+    await owner.send(path, **SENTENCE)
+    [view] = await house.admin.limits.of_platform()
+    one = f"{path}/{view.limit.limit_id}"
+    assert one in (await owner.get(path)).text
+    for act, fields in (
+        ("changed", {"amount": "2m"}),
+        ("overridden", {"override_amount": "3m", "reason": "x"}),
+    ):
+        tag = (await owner.get(one)).text.partition('name="etag" value="')[2].partition('"')[0]
+        await owner.send(one, act=act, etag=tag, mode="hard", for_h="1", **fields)
+    [view] = await house.admin.limits.of_platform()
+    assert (view.limit.amount, view.limit.override and view.limit.override.amount) == (2_000_000, 3_000_000)
+    await house.admin.tenants.create(ACTOR, TenantCreate(name="other"))
+    assert (await owner.get(f"/console/tenants/other/limits/{view.limit.limit_id}")).status_code == 404
+    member, auditor = await house.logged_in("bo"), await house.logged_in("cy")
+    assert [(await member.get(each)).status_code for each in (path, one, f"{one}/remove")] == [403, 403, 403]
+    assert [(await auditor.get(each)).status_code for each in (path, one, f"{one}/remove")] == [200, 200, 403]
+    await refused_to_others(house, path, has_page=False)
+    await refused_to_others(house, one, has_page=False)
+    tag = (await owner.get(f"{one}/remove")).text.partition('name="etag" value="')[2].partition('"')[0]
+    await owner.send(f"{one}/remove", etag=tag)
+    assert await house.admin.limits.of_platform() == []

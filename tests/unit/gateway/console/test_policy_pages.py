@@ -202,7 +202,8 @@ def test_a_what_if_says_whether_a_policy_is_worse() -> None:
     worse = run()
     worse.report = {"policies": [row("vtc", 0.4, is_baseline=True), row("fcfs", 0.5, attainment=0.315)]}
     assert what_if_said([run(RunState.RUNNING), worse], "fcfs", {}) == (
-        "The what-if of 1970-01-01 00:00 UTC: 31.5 % in time instead of 80.0 %. That is worse than what you have."
+        "The what-if of 1970-01-01 00:00 UTC: 31.5 % in time instead of 80.0 %. That is worse than what you"
+        " have."
     )
     assert what_if_said([worse], "fcfs", {"slots": 8}) == ""
     assert set(POLICIES) <= set(SAYS)
