@@ -5,13 +5,14 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from tenants.errors import Invalid
-from tenants.typed import number_typed
+from tenants.typed import duration_typed, number_typed
 
 C = TypeVar("C", bound=msgspec.Struct)
 
@@ -34,6 +35,12 @@ class Field:
     """Seconds, on the command line as a duration such as 30m."""
     hundred: int = 0
     """What 100 % is, of a number that may be typed in per cent."""
+    form_help: str | None = None
+    """On forms, in place of `help`."""
+    unit: str = ""
+    """What a form asks for, such as `$ per million tokens`."""
+    scale: int = 1
+    """What is typed on a form, times this, is the field's number."""
     is_secret: bool = False
     """Never shown again, nor kept."""
     none: str = ""
@@ -88,6 +95,15 @@ class CommandField(NamedTuple):
     @property
     def label(self) -> str:
         return self.field.label or self.name.replace("_", " ").capitalize()
+
+    @property
+    def form_hint(self) -> str:
+        return self.field.help if self.field.form_help is None else self.field.form_help
+
+    @property
+    def form_label(self) -> str:
+        """With its unit."""
+        return f"{self.label} ({self.field.unit})" if self.field.unit else self.label
 
 
 @cache
@@ -145,10 +161,31 @@ def _as_kind(one: CommandField, value: Any) -> Any:
     if one.kind is list:
         return [part.strip() for part in value.split(",") if part.strip()]
     if one.kind in (int, float):
+        if one.field.is_duration and (seconds := duration_typed(value)) is not None:
+            return seconds
         number = number_typed(value, one.field.hundred)
         if number is None:
             raise Invalid(one.name, f"{value[:40]!r} is not a number")
+        number *= one.field.scale
         if one.kind is int and number != int(number):
-            raise Invalid(one.name, f"{value[:40]!r} is not a whole number")
+            if one.field.scale == 1:
+                raise Invalid(one.name, f"{value[:40]!r} is not a whole number")
+            raise Invalid(one.name, f"{value[:40]!r} is finer than 1/{one.field.scale}, and would be rounded")
         return one.kind(number)
     return value
+
+
+def as_typed(one: CommandField, value: Any) -> str:
+    """A value as a form shows it; inverse of what `command_of` reads."""
+    match value:
+        case bool():
+            return "yes" if value else ""
+        case int() | float():
+            number = Decimal(str(value)) / one.field.scale
+            return f"{number.normalize():f}" if number else "0"
+        case str():
+            return value
+        case list() | tuple():
+            return ", ".join(map(str, value))
+        case _:
+            return ""

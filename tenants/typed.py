@@ -20,6 +20,7 @@ _NUMBER = re.compile(
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "bn": 10**9}
 SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _AGO = re.compile(r"([0-9]{1,9})([smhdw])(?:\s+ago)?")
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?([smhdw])")
 DAYS = {"today": 0, "yesterday": 1}
 
 
@@ -66,6 +67,12 @@ def rate_of(meter: str, text: str, field: str = "rate_per_s") -> float:
     """Cost in dollars a second. Raises `Invalid` for the field."""
     value = decimal_typed(field, text)
     return float(value * NANO if meter == COST else value)
+
+
+def duration_typed(text: str) -> float | None:
+    """Seconds of `90s`, `30m`, `2h`, `1.5d`; None: it is none. Plain numbers are seconds elsewhere."""
+    found = _DURATION.fullmatch(text.strip().lower())
+    return None if found is None else float(Decimal(found[1]) * SECONDS[found[2]])
 
 
 def instant_typed(text: str, now: datetime) -> datetime | None:

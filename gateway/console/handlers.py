@@ -15,6 +15,7 @@ from gateway.console.pages.live import overview, steer, waiting
 from gateway.console.pages.money import recovery, usage, usage_check
 from gateway.console.pages.people import people, person
 from gateway.console.pages.platform import audit, settings, upstreams
+from gateway.console.pages.policy import change as policy_change
 from gateway.console.pages.policy import policy, what_if
 from gateway.console.pages.requests import ended, misses, quotes, refused, request, slo
 from gateway.console.pages.tenants import (
@@ -30,6 +31,8 @@ from gateway.console.pages.tenants import (
     tenant,
     tenants,
 )
+from tenants.resources.brakes import BRAKES
+from tenants.resources.prices import PRICE_HISTORY
 from tenants.resources.resource import Resource
 
 HANDLERS = [
@@ -66,9 +69,12 @@ HANDLERS = [
     *alerts.HANDLERS,
     *webhook.HANDLERS,
     *policy.HANDLERS,
+    *policy_change.HANDLERS,
     *what_if.HANDLERS,
     *assets.HANDLERS,
 ]
+PAGES = (BRAKES, PRICE_HISTORY)
+"""Resources that only the console lists."""
 PARTS = {
     "refusals": refused.PARTS,
     "requests/ended": ended.PARTS,
@@ -79,4 +85,4 @@ PARTS = {
 
 
 def handlers(resources: Iterable[Resource[Any]]) -> list[HTTPRouteHandler]:
-    return [*HANDLERS, *resource_pages.handlers(resources, PARTS)]
+    return [*HANDLERS, *resource_pages.handlers((*resources, *PAGES), PARTS)]

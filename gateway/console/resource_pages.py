@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+from urllib.parse import quote
 
 from litestar import Response
 from litestar.handlers import HTTPRouteHandler
@@ -19,6 +20,7 @@ from gateway.console.pages.filters import (
     FILTER_ERRORS,
     Filters,
     TenantScope,
+    asked_of,
     filters_of,
     known_values,
     tenant_scope,
@@ -28,13 +30,14 @@ from gateway.console.pages.page_parts import PageParts
 from gateway.console.pages.periods import period_links
 from gateway.console.pages.tenant_parts.acts import done, if_match, said, tag_of
 from gateway.console.rendering import page_response
+from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of, gateway_of
 from gateway.routes.resource_routes import given_in
 from gateway.routes.views.resource_rows import json_of
 from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.errors import PreconditionFailed
-from tenants.fields import command_of, fields_of
+from tenants.fields import as_typed, command_of, fields_of
 from tenants.instants import to_us
 from tenants.resources import query as declared
 from tenants.resources.query import Kind
@@ -51,8 +54,26 @@ def handlers(resources: Iterable[Resource[Any]], parts: Mapping[str, PageParts])
     for resource in resources:
         if resource.has_page:
             made += ResourcePages(resource, parts.get(resource.plural, PageParts())).handlers()
-            made += [handler for act in resource.acts for handler in ActPages(resource, act).handlers()]
+            made += forms(resource)
     return made
+
+
+def forms(resource: Resource[Any]) -> list[HTTPRouteHandler]:
+    """Of its acts, also where its list is a page of its own making."""
+    return [handler for act in resource.acts for handler in ActPages(resource, act).handlers()]
+
+
+def links_of(resource: Resource[Any], acts: Iterable[ResourceAct], row: Json) -> list[tuple[str, str]]:
+    """From a row as shown to the forms that change it: text and address."""
+    links = []
+    for act in acts:
+        if act.is_on_one:
+            reference = quote(str(row["id"]), safe="")
+            links.append((act.button, f"{resource.page_path}/{reference}/{act.verb}"))
+        elif act.changes_rows and act.command is not None:
+            filled = {one.name: as_typed(one, row.get(one.name)) for one in fields_of(act.command)}
+            links.append(("Change", with_query(f"{resource.page_path}/{act.verb}", filled)))
+    return links
 
 
 @dataclass(frozen=True)
@@ -167,8 +188,10 @@ class ResourcePages:
             file=filters.link(f"{path}.csv") if resource.file else "",
             file_rows=FILE_ROWS,
             acts=[act for act in acts if not act.is_on_one],
-            row_acts=[act for act in acts if act.is_on_one],
-            done=said(request, {act.verb: f"Done: {act.summary.lower()}." for act in resource.acts}),
+            row_links=[links_of(resource, acts, row) for row in rows],
+            done=said(
+                request, {act.verb: act.done or f"Done: {act.summary.lower()}." for act in resource.acts}
+            ),
             **self.parts.words | (summary or {}),
         )
 
@@ -192,7 +215,8 @@ class ActPages:
 
             @page(path, act=may)
             async def asking(request: Request) -> Response[str]:
-                return await self._response(request, "", {})
+                names = () if self.act.command is None else fields_of(self.act.command)
+                return await self._response(request, "", asked_of(request, *(one.name for one in names)))
 
             @form(path, act=may)
             async def acting(request: Request) -> Response[str]:
@@ -241,7 +265,7 @@ class ActPages:
         tag: str = "",
     ) -> Response[str]:
         known = () if self.act.command is None else fields_of(self.act.command)
-        filled = {one.name: _as_text((stored or {}).get(one.name, one.default)) for one in known}
+        filled = {one.name: as_typed(one, (stored or {}).get(one.name, one.default)) for one in known}
         return page_response(
             "resource_act.html",
             visit_of(request),
@@ -250,19 +274,8 @@ class ActPages:
             act=self.act,
             reference=reference,
             known=known,
-            typed=filled | dict(typed),
+            typed=filled
+            | (dict(typed) if problem is not None else {name: text for name, text in typed.items() if text}),
             stored=stored if problem is not None and problem.status == 412 else None,
             tag=tag or (tag_of(stored) if stored else ""),
         )
-
-
-def _as_text(value: Any) -> str:
-    match value:
-        case bool():
-            return "yes" if value else ""
-        case str() | int() | float():
-            return str(value)
-        case list() | tuple():
-            return ", ".join(map(str, value))
-        case _:
-            return ""

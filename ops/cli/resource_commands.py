@@ -145,7 +145,7 @@ def _cell(row: Mapping[str, Any], shown: Shown) -> object:
     match shown.form:
         case Form.INSTANT:
             return f"{from_us(value).isoformat() if isinstance(value, int) else value:.19}Z"
-        case Form.NUMBER:
+        case Form.NUMBER | Form.TOKEN_PRICE:
             return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
         case Form.MONEY:
             return money(value)

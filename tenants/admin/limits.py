@@ -139,6 +139,13 @@ class LimitActs(AdminActs):
 
         return await self._change(actor, "limit.remove", limit_id, tenant, if_match, write)
 
+    async def of_platform(self) -> list[LimitView]:
+        """Those on all tenants together, which are few."""
+        now_s, is_platform = self._transactions.clock(), tables.limits.c.kind == SubjectKind.PLATFORM.value
+        return await self._transactions.read(
+            lambda one: views_of(one, queries.limits_where(one, is_platform), now_s)
+        )
+
     async def show(self, limit_id: str) -> LimitView:
         """With all its events. Raises `NotFound`."""
 

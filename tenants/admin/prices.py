@@ -13,6 +13,7 @@ from tenants.admin.cursor import (
     DEFAULT_PAGE,
     Number,
     Page,
+    SortKey,
     Text,
     checked_limit,
     decode_cursor,
@@ -80,22 +81,26 @@ class PriceActs(AdminActs):
         """Every version's rows of one model, newest first. Raises `Invalid`, `NotFound`."""
         most, filters = checked_limit(limit), {"model": model}
         checks.plain_text("model", model)
-        table = tables.prices
         key = tuple[Number, Text]
         last = None if cursor is None else decode_cursor("price history", filters, cursor, key)
-        after = []
-        if last is not None:
-            same = and_(table.c.version == last[0], table.c.tier > last[1])
-            after.append(or_(table.c.version < last[0], same))
-        query = select(table).where(table.c.model == model, *after)
-        query = query.order_by(table.c.version.desc(), table.c.tier).limit(most + 1)
-        rows = await self._transactions.read(lambda one: [*map(_row, one.execute(query).mappings())])
+        rows = await self._transactions.read(lambda one: history(one, model, last, most + 1))
         if not rows and last is None:
             raise NotFound("price", model)
         page = page_of(rows, most, "price history", filters, lambda row: (row.version, row.tier.value))
         tiers = list(Tier)
         shown = sorted(page.rows, key=lambda row: (-row.version, tiers.index(row.tier)))
         return Page(shown, page.next_cursor)
+
+
+def history(connection: Connection, model: str, after: SortKey | None, most: int) -> list[PriceRow]:
+    """Every version's rows of one model, newest first. `after`: version and tier of the last one."""
+    table, beyond = tables.prices, []
+    if after is not None:
+        same = and_(table.c.version == after[0], table.c.tier > after[1])
+        beyond.append(or_(table.c.version < after[0], same))
+    query = select(table).where(table.c.model == model, *beyond)
+    query = query.order_by(table.c.version.desc(), table.c.tier).limit(most)
+    return [*map(_row, connection.execute(query).mappings())]
 
 
 def _insert(

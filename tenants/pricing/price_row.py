@@ -21,13 +21,19 @@ from tenants.pricing.pricing import (
 )
 from tenants.types import Tier
 
+NANOUSD_PER_MILLION = 1_000
+"""A dollar per million tokens is so many nano-dollars a token."""
 
-def _money(says: str, option: str) -> Field:
-    return Field(says, option=option, schema={"minimum": 0, "maximum": MAX_NANOUSD_PER_TOKEN})
+
+def _money(says: str, option: str, label: str) -> Field:
+    schema = {"minimum": 0, "maximum": MAX_NANOUSD_PER_TOKEN}
+    unit = "$ per million tokens"
+    return Field(says, label, option, schema=schema, unit=unit, scale=NANOUSD_PER_MILLION, form_help="")
 
 
-def _factor(says: str, option: str = "") -> Field:
-    return Field(says, option=option, schema={"minimum": 0, "maximum": MAX_THOUSANDTHS})
+def _factor(says: str, option: str = "", form_help: str = "") -> Field:
+    schema = {"minimum": 0, "maximum": MAX_THOUSANDTHS}
+    return Field(says, option=option, schema=schema, scale=1_000, hundred=1, form_help=form_help)
 
 
 class PriceSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -35,22 +41,37 @@ class PriceSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: Annotated[str, Field(is_argument=True)]
     tier: Annotated[str | None, Field("Only this tier; left out: all.", choices=tuple(Tier))] = None
-    input_nanousd: Annotated[int | None, _money("Nano-dollars for a token of input.", "--input")] = None
+    input_nanousd: Annotated[int | None, _money("Nano-dollars for a token of input.", "--input", "Input")] = (
+        None
+    )
     cached_input_nanousd: Annotated[
         int | None,
-        _money("The same for input in the prefix cache; of a new model, left out: as input.", "--cached"),
+        _money(
+            "The same for input in the prefix cache; of a new model, left out: as input.",
+            *("--cached", "Cached input"),
+        ),
     ] = None
-    output_nanousd: Annotated[int | None, _money("The same for output.", "--output")] = None
+    output_nanousd: Annotated[int | None, _money("The same for output.", "--output", "Output")] = None
     multiplier: Annotated[
-        int | None, _factor("Thousandths of the price that the tier costs; of a new model as `tier_prices`.")
+        int | None,
+        _factor(
+            "Thousandths of the price that the tier costs; of a new model as `tier_prices`.",
+            form_help="Of the price, in this tier: 1, 0.5 or 50 %.",
+        ),
     ] = None
     input_weight: Annotated[
-        int | None, _factor("Thousandths of a token that a token of input counts for limits.")
+        int | None,
+        _factor(
+            "Thousandths of a token that a token of input counts for limits.",
+            form_help="What a token of input counts for limits: 1, 0.5 or 50 %.",
+        ),
     ] = None
     cached_input_weight: Annotated[int | None, _factor("The same, if cached.", "--cached-weight")] = None
     output_weight: Annotated[int | None, _factor("The same for output.")] = None
     reasoning_weight: Annotated[int | None, _factor("The same for output that is reasoning.")] = None
-    free: Annotated[bool, Field("It costs nothing, on purpose.")] = False
+    free: Annotated[bool, Field("It costs nothing, on purpose.", form_help="The model costs nothing.")] = (
+        False
+    )
 
 
 MONEY = tuple(field.name for field in fields(Price))

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from tenants.admin.admin import Admin
 from tenants.admin.cursor import PAGES, SortKey
-from tenants.admin.prices import in_force
+from tenants.admin.prices import history, in_force
 from tenants.nouns import checks
 from tenants.people.roles import Act
 from tenants.pricing.price_row import PriceRow, PriceSet, as_stored
@@ -41,6 +41,22 @@ async def _set(admin: Admin, call: ActCall) -> ActDone:
     return ActDone({"object": "list", "data": [row.as_json() for row in rows]}, as_stored(rows))
 
 
+SHOWN = (
+    Shown("model", "Model", link="/console/prices/history?model={model}"),
+    Shown("tier", "Tier"),
+    Shown("input_nanousd", "Input", Form.TOKEN_PRICE),
+    Shown("cached_input_nanousd", "Cached", Form.TOKEN_PRICE),
+    Shown("output_nanousd", "Output", Form.TOKEN_PRICE),
+    Shown("multiplier", "Multiplier", Form.THOUSANDTHS),
+    Shown("input_weight", "Input weight", Form.THOUSANDTHS),
+    Shown("cached_input_weight", "Cached weight", Form.THOUSANDTHS),
+    Shown("output_weight", "Output weight", Form.THOUSANDTHS),
+    Shown("reasoning_weight", "Reasoning weight", Form.THOUSANDTHS),
+    Shown("version", "Version"),
+    Shown("created_at", "Since", Form.INSTANT),
+)
+
+
 PRICES = Resource(
     name="price",
     plural="prices",
@@ -56,22 +72,9 @@ PRICES = Resource(
     summary="The prices in force, by model and tier",
     description="Money in nano-dollars a token before the multiplier; multiplier and weights in thousandths."
     f" `model`: those of one, with their `ETag`. {PAGES}",
-    has_page=False,
+    empty=("No prices", "A model without a price is refused. Set one."),
     is_whole=True,
-    shown=(
-        Shown("model", "Model"),
-        Shown("tier", "Tier"),
-        Shown("input_nanousd", "Input", Form.NUMBER),
-        Shown("cached_input_nanousd", "Cached", Form.NUMBER),
-        Shown("output_nanousd", "Output", Form.NUMBER),
-        Shown("multiplier", "Multiplier", Form.THOUSANDTHS),
-        Shown("input_weight", "Input weight", Form.THOUSANDTHS),
-        Shown("cached_input_weight", "Cached weight", Form.THOUSANDTHS),
-        Shown("output_weight", "Output weight", Form.THOUSANDTHS),
-        Shown("reasoning_weight", "Reasoning weight", Form.THOUSANDTHS),
-        Shown("version", "Version"),
-        Shown("created_at", "Since", Form.INSTANT),
-    ),
+    shown=SHOWN,
     acts=(
         ResourceAct(
             "price.set",
@@ -83,6 +86,11 @@ PRICES = Resource(
             status=201,
             is_list=True,
             summary="Make a new version of the price book",
+            form_title="Set a price",
+            hint="Dollars per million tokens; empty fields stay as they are. Requests that were admitted"
+            " before are charged at the price they were admitted with.",
+            done="The price is set: it counts for requests from now on.",
+            changes_rows=True,
             description="In force within a second. What is not named stays as it is; requests that were"
             " admitted before are charged by the version they were admitted with. A model without a price is"
             " refused; `free` is a price.",
@@ -107,3 +115,27 @@ PRICES = Resource(
     """,
     answers="what `price set` answers, of every model.",
 )
+
+
+def _versions(connection: Connection, request: PageRequest) -> tuple[list[PriceRow], SortKey | None]:
+    rows = history(connection, request.query.model or "", request.after, request.most)
+    return rows, None
+
+
+PRICE_HISTORY = Resource(
+    name="price",
+    plural="prices/history",
+    title="Price history",
+    query=PriceQuery,
+    read=_versions,
+    order=(prices.c.version, prices.c.tier),
+    key_of=lambda row: (row.version, row.tier.value),
+    as_json=PriceRow.as_json,
+    scope="admin:read",
+    act=Act.READ_PLATFORM,
+    summary="Every version of a model's prices, newest first",
+    menu="prices",
+    empty=("No prices of this model", "Name a model to see each version of its prices."),
+    shown=(Shown("version", "Version"), *(one for one in SHOWN if one.name != "version")),
+)
+"""A page of the console; the API and the command line have a route and a command of their own."""

@@ -107,6 +107,14 @@ class ResourceAct:
     description: str = ""
     confirm: tuple[str, ...] = ()
     """What a page says before it is done; empty: it asks nothing."""
+    form_title: str = ""
+    """Of its form and the button there; empty: its summary."""
+    hint: str = ""
+    """What its form says above the fields."""
+    done: str = ""
+    """What a page says after it; empty: that it is done."""
+    changes_rows: bool = False
+    """It sets by names: each row of a page leads to its form, filled in."""
     command_verb: str = ""
     """The command, where it is not the verb of the name."""
     command_help: str = ""
@@ -120,6 +128,11 @@ class ResourceAct:
     @property
     def verb(self) -> str:
         return self.name.partition(".")[2]
+
+    @property
+    def button(self) -> str:
+        """On the row that it changes."""
+        return self.verb.replace("_", " ").capitalize()
 
     @property
     def is_on_one(self) -> bool:

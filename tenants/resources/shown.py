@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-NUMBERS = ("number", "seconds", "money", "share", "percent", "factor", "thousandths")
+NUMBERS = ("number", "seconds", "money", "share", "percent", "factor", "thousandths", "token_price")
 NONE = "–"
 Json = dict[str, Any]
 
@@ -33,6 +33,8 @@ class Form(StrEnum):
     """As it was set: 1, 0.25."""
     THOUSANDTHS = "thousandths"
     """1000: 1."""
+    TOKEN_PRICE = "token_price"
+    """Nano-dollars a token; on pages as dollars per million tokens."""
     TENANT = "tenant"
     PROJECT = "project"
     KEY = "key"

@@ -52,7 +52,9 @@ SLOS = Resource(
     act=Act.READ_PLATFORM,
     summary="List targets, all of them or those that bind one tenant",
     description=PAGES,
-    has_page=False,
+    page="slo/targets",
+    menu="slo",
+    empty=("No targets", "Set one: each tier, or one tenant in a tier, may have one for each metric."),
     is_whole=True,
     shown=(
         Shown("id", "Id"),
@@ -71,6 +73,8 @@ SLOS = Resource(
             act=Act.CHANGE_PLATFORM,
             status=201,
             summary="Set a target",
+            done="The target is set. What was counted stays.",
+            changes_rows=True,
             description="Of a tier, or of one tenant in a tier, whose own target then counts instead. The"
             " same tenant, tier and metric are replaced; what was counted stays. `metric`:"
             f" {', '.join(METRICS)}.",
@@ -95,6 +99,8 @@ SLOS = Resource(
             scope="admin:write",
             act=Act.CHANGE_PLATFORM,
             summary="Remove a target",
+            confirm=("Requests are no longer measured against it. What was counted stays in the report.",),
+            done="The target is removed.",
             answers="what `slo set` does.",
             words=lambda slo: f"target {slo['id']} removed",
         ),

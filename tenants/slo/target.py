@@ -31,17 +31,31 @@ class SloSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ]
     target_s: Annotated[
         float,
-        Field("Seconds.", option="--target", schema={"minimum": MIN_TARGET_S, "maximum": MAX_TARGET_S}),
+        Field(
+            "Seconds.",
+            *("Within", "--target"),
+            schema={"minimum": MIN_TARGET_S, "maximum": MAX_TARGET_S},
+            unit="seconds",
+            form_help="",
+        ),
     ]
     percentile: Annotated[
         float,
         Field(
             "Per cent of the requests that must meet it; the rest is the error budget.",
+            "For",
+            unit="% of requests",
+            hundred=100,
+            form_help="The rest is the error budget.",
             schema={"minimum": 1, "maximum": 100},
         ),
     ] = 95.0
     tenant: Annotated[
-        str | None, Field("Only this tenant's (name or id); then the tier's does not bind it.")
+        str | None,
+        Field(
+            "Only this tenant's (name or id); then the tier's does not bind it.",
+            form_help="Empty: every tenant without a target of its own in this tier.",
+        ),
     ] = None
 
 

@@ -49,6 +49,9 @@ ELSEWHERE = {
     ),
     "POST /console/waiting/{request_id}/cancel": BY_FORM,
     "POST /console/waiting/{request_id}/move": BY_FORM,
+    "POST /console/policy/change": (
+        "tests/integration/test_console_acts.py::test_the_policy_is_changed_through_a_page_that_says_what_changes"
+    ),
     "POST /console/policy/what-if/{run}/apply": (
         "tests/e2e/test_console_policy.py::test_a_what_if_is_that_of_the_command_line_and_can_be_applied"
     ),
@@ -91,8 +94,16 @@ FORMS: list[tuple[str, str, dict[str, str]]] = [
         "",
         {"on": "tenant", "meter": "total_tokens", "amount": "10", "window": "day", "mode": "hard"},
     ),
+    ("/console/limits", "", {"meter": "requests", "amount": "10", "window": "day", "mode": "hard"}),
+    ("/console/limits/{platform_limit}", "", {"act": "changed", "amount": "7", "mode": "hard"}),
+    ("/console/limits/{platform_limit}/remove", "", {}),
     (LIMIT, "", {"act": "changed", "amount": "7", "mode": "hard"}),
     (f"{LIMIT}/remove", "", {}),
+    ("/console/policy/brake/set", "", {"tier": "batch", "share": "10 %", "for_s": "1h"}),
+    ("/console/policy/brake/{reference}/end", "/console/policy/brake/batch/end", {}),
+    ("/console/slo/targets/set", "", {"tier": "standard", "metric": "ttft", "target_s": "2"}),
+    ("/console/slo/targets/{reference}/remove", "/console/slo/targets/{slo}/remove", {}),
+    ("/console/prices/set", "", {"model": "other", "free": "yes"}),
     ("/console/upstreams/{replica}/drain", "", {"reason": "driver"}),
     ("/console/upstreams/{replica}/resume", "/console/upstreams", {}),
     ("/console/alerts/webhooks", "/console/alerts", {"url": RECEIVER}),
@@ -152,7 +163,9 @@ def test_every_form_and_command_is_called_here_or_has_its_test_elsewhere() -> No
     of_console = {each for each in told if " /console/" in each}
     elsewhere = set(ELSEWHERE) | set(NO_ACT)
     special = {"POST /console/set-up"}
-    assert {f"POST {path}" for path, *_ in FORMS} | special == of_console - elsewhere
+    assert {
+        f"POST {path.replace('{platform_limit}', '{limit}')}" for path, *_ in FORMS
+    } | special == of_console - elsewhere
     changes = {name for name, used in ROUTES.items() if any(_is_act(route) for route in used)}
     assert {name for name, _ in COMMANDS} == changes - set(THROUGH_A_SERVER)
     assert elsewhere <= told
@@ -202,6 +215,9 @@ async def audited_app(sqlite_url: str, tmp_path: Path) -> AsyncIterator[AuditedA
         key, _ = await admin.keys.create(ROOT, KeyCreate(tenant="acme"))
         hourly = LimitSet(tenant="acme", meter="requests", window="hour", amount=5)
         limit = await admin.limits.set(ROOT, hourly)
+        platform = await admin.limits.set(
+            ROOT, LimitSet(platform=True, meter="requests", window="hour", amount=5)
+        )
         slo = await admin.slos.set(ROOT, SloSet(tier="batch", metric="ttft", target_s=9.0))
         webhook, _ = await admin.webhooks.add(ROOT, WebhookAdd(url=RECEIVER))
         for name in ("ada", "bo", "cy"):
@@ -212,6 +228,7 @@ async def audited_app(sqlite_url: str, tmp_path: Path) -> AsyncIterator[AuditedA
             "project": key.project_id,
             "key": key.key_id,
             "limit": limit.limit_id,
+            "platform_limit": platform.limit_id,
             "slo": slo.id,
             "webhook": webhook.webhook_id,
             "person": "cy",
@@ -231,7 +248,8 @@ async def test_every_form_of_the_console_leaves_one_row(audited_app: AuditedApp)
         assert (await browser.log_in("ada")).status_code == 303
         before = await audited_app.rows()
         for template, page, fields in FORMS:
-            path = audited_app.path(template)
+            is_on_one = "{reference}" in template  # which stands in the page's own address
+            path = audited_app.path(page if is_on_one else template)
             stands_on = audited_app.path(page) if page else path
             typed = {name: audited_app.path(value) for name, value in fields.items()}
             tags = re.findall(r'name="etag" value="([^"]+)"', (await browser.get(stands_on)).text)

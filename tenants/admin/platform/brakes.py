@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select
 
 from tenants.admin.audit import Actor
-from tenants.admin.commands import BrakeEnd, BrakeSet
+from tenants.admin.commands import BRAKED_TIERS, BrakeEnd, BrakeSet
 from tenants.admin.transaction import AdminActs, Change, IfMatch
 from tenants.errors import Invalid, NotFound
 from tenants.instants import from_us
@@ -21,7 +21,6 @@ from tenants.nouns import checks
 from tenants.storage import tables
 from tenants.types import Tier
 
-BRAKED_TIERS = (Tier.STANDARD, Tier.BATCH)
 MAX_BRAKE_S = 86_400
 BY_TIME = Actor("system", "brake over")
 """The actor that ends expired brakes."""
@@ -96,9 +95,11 @@ class BrakeActs(AdminActs):
 
     async def stored(self) -> list[Brake]:
         """All brakes, also those whose time is over and whose end is not written yet."""
-        return await self._transactions.read(
-            lambda connection: [brake for tier in BRAKED_TIERS if (brake := _find(connection, tier))]
-        )
+        return await self._transactions.read(stored_brakes)
+
+
+def stored_brakes(connection: Connection) -> list[Brake]:
+    return [brake for tier in BRAKED_TIERS if (brake := _find(connection, tier))]
 
 
 def _end_over(tier: Tier) -> Callable[[Connection, int], Change[None]]:

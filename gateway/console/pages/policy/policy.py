@@ -12,6 +12,7 @@ from gateway.console.access import form, page, visit_of
 from gateway.console.form_errors import FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.pages.policy import what_if_form
+from gateway.console.pages.policy.policy_words import SAYS, knobs, words_of
 from gateway.console.pages.policy.what_if_report import otherwise_of, progress_words
 from gateway.console.rendering import page_response, redirect
 from gateway.domain.what_if import WhatIf, WhatIfBusy
@@ -36,7 +37,13 @@ PATH = "/console/policy"
 RUNS = f"{PATH}/what-if"
 MOST_DECISIONS = 20
 MOST_CHANGES = 5
+CHANGE = f"{PATH}/change"
+CHANGED = ("new_policy", "new_options")
+"""Fields of the form that changes the policy."""
+Change = tuple[dict[str, str], FormProblem | None]
+"""What was typed there, and what is wrong with it."""
 DONE = {
+    "changed": "The policy is changed, and in force from the next step on.",
     "applied": "It is applied, and in force from the next step on.",
     "nothing": "It was so already: nothing was changed.",
 }
@@ -54,12 +61,6 @@ WHY_NEXT = {
     "aged": "it had waited long",
     "owed": "its tenant had had less than its share",
 }
-
-
-def words_of(policy: Mapping[str, Any]) -> str:
-    """`vtc (slots=16)`."""
-    options = ", ".join(f"{name}={value}" for name, value in policy.get("options", {}).items())
-    return f"{policy['policy']} ({options})" if options else str(policy["policy"])
 
 
 def changes_of(rows: Iterable[AuditRow]) -> list[Row]:
@@ -114,7 +115,7 @@ def dispatches_of(
 
 @page(PATH, act=Act.READ_PLATFORM)
 async def policy_page(request: Request) -> Response[str]:
-    return await _shown(request, typed_fields({}, *what_if_form.FIELDS))
+    return await policy_shown(request)
 
 
 @form(RUNS, act=Act.CHANGE_PLATFORM, lines=what_if_form.LINES)
@@ -135,9 +136,9 @@ async def begin(request: Request) -> Response[str]:
         )
         run = await what_if_of(gateway).start(asked, visit.actor.name)
     except Invalid as error:
-        return await _shown(request, typed, problem_of(error, fields=what_if_form.FIELDS))
+        return await policy_shown(request, typed, problem_of(error, fields=what_if_form.FIELDS))
     except WhatIfBusy:
-        return await _shown(request, typed, FormProblem(409, {"": BUSY}))
+        return await policy_shown(request, typed, FormProblem(409, {"": BUSY}))
     return redirect(f"{RUNS}/{run.run_id}")
 
 
@@ -152,8 +153,11 @@ def policy_names_of(gateway: Gateway) -> list[str]:
     return policy_names(gateway.policy.options)
 
 
-async def _shown(
-    request: Request, typed: dict[str, str], problem: FormProblem | None = None
+async def policy_shown(
+    request: Request,
+    typed: dict[str, str] | None = None,
+    problem: FormProblem | None = None,
+    change: Change | None = None,
 ) -> Response[str]:
     visit, gateway = visit_of(request), gateway_of(request)
     deps = gateway.deps
@@ -167,9 +171,12 @@ async def _shown(
     }
     names = tenant_names(gateway, {record.tenant_id for records in logs.values() for record in records})
     shown = await policy_of(gateway, MOST_DECISIONS)
+    typed = typed or typed_fields({}, *what_if_form.FIELDS)
+    new, refused = change or (dict.fromkeys(CHANGED, ""), None)
     return page_response(
         "policy/policy.html",
         visit,
+        status=refused.status if refused else 200,
         problem=problem,
         policy=shown,
         words=words_of(shown),
@@ -179,7 +186,11 @@ async def _shown(
         controls=controls,
         knobs=knobs_of(controls),
         moves=moves.rows,
-        brakes=gateway.brakes.now,
+        brakes=await deps.admin.brakes.all(),
+        says=SAYS,
+        all_options=knobs(),
+        new=new,
+        change_errors=refused.errors if refused else {},
         dispatches=dispatches_of(logs, names, began_us),
         runs=[
             (run, otherwise_of(run), progress_words(run))

@@ -15,6 +15,7 @@ from gateway.console.access import form, page, visit_of
 from gateway.console.form_errors import FormProblem
 from gateway.console.pages.policy import what_if_report
 from gateway.console.pages.policy.policy import PATH, RUNS
+from gateway.console.pages.policy.policy_words import what_if_said
 from gateway.console.rendering import SECURITY_HEADERS, confirm_page, page_response, redirect
 from gateway.console.return_path import with_query
 from gateway.domain.what_if import RunState, WhatIfRun
@@ -57,6 +58,13 @@ def require_known(plan: ConfigPlan) -> None:
     for step in plan.steps:
         if step.act == CREATES:
             raise Invalid("weights", f"there is no tenant {step.tenant or step.subject!r} any more")
+
+
+def _compared(run: WhatIfRun, wanted: Configuration) -> list[str]:
+    """What the run said of its policy."""
+    policy = wanted.policy
+    said = "" if policy is None else what_if_said([run], policy.name, policy.options)
+    return [said] if said else []
 
 
 def effects_of(plan: ConfigPlan, *, waiting: int, running: int, replicas: int | None) -> list[str]:
@@ -136,7 +144,8 @@ async def apply(request: Request, run: FromPath[str]) -> Response[str]:
     return confirm_page(
         visit,
         title="Apply this what-if",
-        effects=effects_of(
+        effects=_compared(shown, wanted)
+        + effects_of(
             plan,
             waiting=sum(len(flow) for flow in flows),
             running=sum(len(flow.in_flight) for flow in flows),

@@ -42,13 +42,13 @@ def asked_of(
     model = typed["model"]
     if model and model not in models:
         raise Invalid("model", f"there is no model {model!r}")
-    weights = _pairs("weights", typed["weights"])
+    weights = pairs_of("weights", typed["weights"])
     return WhatIfAsked(
         since_us,
         until_us,
         policies=_policies(typed["policies"], policies),
         options={
-            name.replace("-", "_"): value for name, value in _pairs("options", typed["options"]).items()
+            name.replace("-", "_"): value for name, value in pairs_of("options", typed["options"]).items()
         },
         replicas=_whole("replicas", typed["replicas"], MOST_REPLICAS),
         weights={_tenant("weights", name, tenants): _weight(value) for name, value in weights.items()},
@@ -95,7 +95,7 @@ def _policies(text: str, known: Collection[str]) -> tuple[str, ...]:
     return names
 
 
-def _pairs(field: str, text: str) -> dict[str, str]:
+def pairs_of(field: str, text: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for part in text.replace(",", " ").split():
         name, separator, value = part.rpartition("=")

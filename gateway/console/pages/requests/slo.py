@@ -102,6 +102,8 @@ async def slo_page(request: Request) -> Response[str]:
         tiers=list(Tier),
         period_days=PERIOD_DAYS,
         misses_path=MISSES.page_path,
+        reads_platform=visit.person.may(Act.READ_PLATFORM),
+        may_change=visit.person.may(Act.CHANGE_PLATFORM),
     )
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gateway.console.pages.tenant_parts.amounts import METERS, MODES, WINDOWS, amount_typed
+from gateway.console.pages.tenant_parts.amounts import (
+    METERS,
+    MODES,
+    amount_text,
+    amount_typed,
+    narrowed,
+    subject_text,
+    what_of,
+)
 from tenants.errors import Invalid
 from tenants.fields import CommandField, fields_of
 from tenants.nouns.limit import (
@@ -15,20 +23,22 @@ from tenants.nouns.limit import (
     LimitOverride,
     LimitSet,
     limit_as_json,
+    limit_from,
     terms_of,
 )
+from tenants.nouns.limit_checks import limit_columns
 from tenants.people.roles import Act
 from tenants.typed import amount_of, decimal_typed, rate_of, whole_typed
-from tenants.types import Limit, LimitMode, Meter, SubjectKind, Tier
+from tenants.types import PLATFORM, Limit, LimitMode, Meter, SubjectKind, Tier, Window
 
 RATE = "rate"
 """Selected instead of a window: a token bucket."""
 SUBJECT_KINDS = {
-    "tenant": "The tenant, all of it together",
-    "project": "A project",
-    "key": "A key",
-    "end_user": "One end user",
-    "each_end_user": "Each end user, for itself",
+    "tenant": "the whole tenant",
+    "project": "one project",
+    "key": "one key",
+    "end_user": "one end user",
+    "each_end_user": "each end user",
 }
 TYPED_TERMS = tuple(one for one in fields_of(LimitSet) if one.name not in SUBJECTS and one.kind is not list)
 """On the form, in this order; thresholds are not."""
@@ -36,21 +46,30 @@ FIELDS = ("on", "subject", *(one.name for one in TYPED_TERMS))
 NEW_LIMIT = {"on": "tenant", "meter": Meter.TOTAL_TOKENS.value, "window": "day"} | {
     one.name: str(one.default) for one in TYPED_TERMS if one.default and isinstance(one.default, str)
 }
+SENTENCE = ("amount", "meter", "window")
+"""With what it binds they make the sentence; the rest stands under "More"."""
+FURTHER_TERMS = tuple(one for one in TYPED_TERMS if one.name not in SENTENCE)
+EFFECTS = {
+    LimitMode.HARD: "Further requests are refused.",
+    LimitMode.SOFT: "It alerts, and refuses nothing.",
+    LimitMode.SHADOW: "It only counts, and refuses nothing.",
+}
 NAMED_FIELD = dict.fromkeys(NARROWER, "subject") | {"burst": "amount", "tenant": "on"}
 """Form fields of command fields with other names."""
 OPTIONS = {
     "meter": [(meter.value, words) for meter, words in METERS.items()],
     "window": [
-        *((window.value, words) for window, words in WINDOWS.items()),
-        (RATE, "by a rate, with a burst"),
+        *((window.value, window.value) for window in Window if window is not Window.LIFETIME),
+        (Window.LIFETIME.value, "lifetime, in all"),
+        (RATE, "second, as a rate"),
     ],
     "mode": [(mode.value, words) for mode, words in MODES.items()],
     "tier": [("", "all tiers together"), *((tier.value, tier.value) for tier in Tier)],
 }
 HINTS = dict.fromkeys(("meter", "mode", "tier"), "") | {
-    "amount": "A whole number; cost in dollars, device time in milliseconds; of a rate the burst.",
-    "window": "Requests at a time have none.",
-    "rate_per_s": "Only by a rate.",
+    "amount": "Such as 1,000,000 or 1m. Cost in dollars, device time in milliseconds; of a rate the burst.",
+    "window": "Requests at a time need none.",
+    "rate_per_s": "Of a rate: what it refills by a second.",
     "model": "Empty: all models together.",
     "above_tokens": "Prompt and longest answer together; empty: all requests.",
 }
@@ -82,7 +101,8 @@ def kind_of(form: Mapping[str, str]) -> SubjectKind:
     return SubjectKind.END_USER if on == "each_end_user" else SubjectKind(on)
 
 
-def set_of(form: Mapping[str, str], tenant_id: str) -> LimitSet:
+def set_of(form: Mapping[str, str], tenant_id: str | None) -> LimitSet:
+    """None: on all tenants together. Raises `Invalid`."""
     on, subject, meter = form.get("on", ""), form.get("subject", "").strip(), form.get("meter", "")
     if on in ("project", "key", "end_user") and not subject:
         raise Invalid("subject", f"say which {on.replace('_', ' ')}")
@@ -94,8 +114,22 @@ def set_of(form: Mapping[str, str], tenant_id: str) -> LimitSet:
         given["rate_per_s"] = None
     elif given["rate_per_s"] is None:
         raise Invalid("rate_per_s", "give a number from 0 on, such as 12.5")
+    if tenant_id is None:
+        return LimitSet(platform=True, **given)
     bound = {} if on == "tenant" else {on: True if on == "each_end_user" else subject}
     return LimitSet(tenant=tenant_id, **given | bound)
+
+
+def preview_of(wanted: LimitSet, form: Mapping[str, str], owner: str) -> str:
+    """The limit as a sentence. `owner`: the tenant's name. Raises `Invalid`."""
+    kind = SubjectKind.PLATFORM if wanted.platform else kind_of(form)
+    ids = {"id": "", "tenant_id": PLATFORM, "kind": kind.value, "subject_id": PLATFORM, "created_us": 0}
+    limit = limit_from(limit_columns(wanted) | ids)
+    is_whole = kind in (SubjectKind.PLATFORM, SubjectKind.TENANT)
+    whom = subject_text(limit, owner if is_whole else form.get("subject", "").strip())
+    of, only = "" if is_whole else f" of {owner}", narrowed(limit)
+    amount = f"{amount_text(limit.meter, limit.amount)} {what_of(limit)}"
+    return f"At most {amount} for {whom}{of}{only and f', only {only}'}. {EFFECTS[limit.mode]}"
 
 
 def same_with(limit: Limit, form: Mapping[str, str]) -> LimitSet:
@@ -104,6 +138,8 @@ def same_with(limit: Limit, form: Mapping[str, str]) -> LimitSet:
     if terms["mode"] != LimitMode.SOFT:
         terms["thresholds"] = None
     bound: dict[str, Any] = {}
+    if limit.kind is SubjectKind.PLATFORM:
+        return LimitSet(platform=True, **terms)
     if limit.is_default:
         bound = {"each_end_user": True}
     elif limit.kind is not SubjectKind.TENANT:

@@ -30,7 +30,7 @@ from tenants.quota.projection import (
     weeks_of,
     whole_weeks,
 )
-from tenants.types import Limit, LimitMode, Meter, SubjectKind
+from tenants.types import PLATFORM, Limit, LimitMode, Meter, SubjectKind
 from tenants.usage.read import UsageRow
 from tenants.usage.sums import AMOUNTS, COUNTED_AS
 
@@ -201,25 +201,26 @@ def binding(rows: Iterable[LimitRow]) -> LimitRow | None:
 
 async def rows_of_tenant(
     request: Request,
-    tenant: Tenant,
+    tenant: Tenant | None,
     views: Sequence[LimitView],
     *,
     projected: bool = True,
     shows_reasons: bool = True,
 ) -> list[LimitRow]:
-    """The limit that binds first is looked for among all of the tenant's limits."""
+    """The limit that binds first is looked for among all of the tenant's limits. `tenant` None: of the
+    platform, whose use by hour is not projected."""
     gateway = gateway_of(request)
     now_s = gateway.deps.wall_clock()
     now_us = round(now_s * 1e6)
     shown = [view.limit for view in views]
     ids = {limit.limit_id for limit in shown}
     in_force = [limit.at(now_s) for limit in shown]
-    beside = [
-        limit for limit in gateway.deps.directory.limits(now_s, tenant.tenant_id) if limit.limit_id not in ids
-    ]
+    whose = PLATFORM if tenant is None else tenant.tenant_id
+    every = gateway.deps.directory.limits(now_s, whose)
+    beside = [limit for limit in every if limit.limit_id not in ids]
     used = await uses(gateway, in_force, beside=beside)
     forecasts: dict[str, Exhaustion] = {}
-    if projected and in_force:
+    if projected and in_force and tenant is not None:
         history = await history_of(gateway.deps.admin, tenant, now_us)
         forecasts = projections(in_force, used, history, now_us)
     named = await gateway.deps.admin.with_names(limit_as_json(limit) for limit in shown)

@@ -22,7 +22,7 @@ from gateway.console.pages.tenant_parts.limit_form import (
 )
 from gateway.console.pages.tenant_parts.limit_rows import rows_of_tenant
 from gateway.console.pages.tenants import limits
-from gateway.console.pages.tenants.tenants import PATH as LIST
+from gateway.console.pages.tenants.limits import home_of
 from gateway.console.rendering import confirm_page, page_response
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of
@@ -31,8 +31,10 @@ from tenants.errors import Invalid, NotFound, PreconditionFailed
 from tenants.nouns.limit import limit_as_json
 from tenants.nouns.tenant import Tenant
 from tenants.people.roles import Act
+from tenants.types import SubjectKind
 
-PATH = f"{limits.PATH}/{{limit:str}}"
+PATHS = [f"{limits.PATH}/{{limit:str}}", f"{limits.OF_PLATFORM}/{{limit:str}}"]
+REMOVE = [f"{path}/remove" for path in PATHS]
 OVERRIDDEN = ("override_amount", "override_rate", "for_h", "reason")
 OVERRIDE_FIELD = {"amount": "override_amount", "rate_per_s": "override_rate", "for_s": "for_h"}
 """Form fields of command fields with other names."""
@@ -43,8 +45,20 @@ DONE = {
 }
 
 
-async def _found(request: Request, tenant: str, limit: str, *, to_change: bool) -> tuple[Tenant, LimitView]:
-    """Raises `NotFound` for another tenant's limit. The tenant's own limits need `Act.CHANGE_TENANT`."""
+Owner = Tenant | None
+"""None: the limit is on all tenants together."""
+
+
+async def _found(request: Request, tenant: str, limit: str, *, to_change: bool) -> tuple[Owner, LimitView]:
+    """Raises `NotFound` for another tenant's limit. The tenant's own limits need `Act.CHANGE_TENANT`. Without
+    a tenant it is one of the platform."""
+    if not tenant:
+        if not visit_of(request).person.may(Act.CHANGE_PLATFORM if to_change else Act.READ_PLATFORM):
+            raise NotForThisRole
+        view = await admin_of(request).limits.show(limit)
+        if view.limit.kind is not SubjectKind.PLATFORM:
+            raise NotFound("limit", limit)
+        return None, view
     owner = await tenant_shown(request, tenant, Act.LIMIT_BELOW_TENANT if to_change else Act.READ_TENANT)
     view = await admin_of(request).limits.show(limit)
     if view.limit.tenant_id != owner.tenant_id:
@@ -54,13 +68,13 @@ async def _found(request: Request, tenant: str, limit: str, *, to_change: bool) 
     return owner, view
 
 
-@page(PATH, act=Act.READ_TENANT)
-async def limit_page(request: Request, tenant: FromPath[str], limit: FromPath[str]) -> Response[str]:
+@page(PATHS, act=Act.READ_TENANT)
+async def limit_page(request: Request, limit: FromPath[str], tenant: FromPath[str] = "") -> Response[str]:
     return await _shown(request, *await _found(request, tenant, limit, to_change=False))
 
 
-@form(PATH, act=Act.LIMIT_BELOW_TENANT)
-async def change_limit(request: Request, tenant: FromPath[str], limit: FromPath[str]) -> Response[str]:
+@form(PATHS, act=Act.LIMIT_BELOW_TENANT)
+async def change_limit(request: Request, limit: FromPath[str], tenant: FromPath[str] = "") -> Response[str]:
     """Does what the pressed button says, unless the limit was changed in the meantime."""
     visit, admin = visit_of(request), admin_of(request)
     owner, view = await _found(request, tenant, limit, to_change=True)
@@ -71,9 +85,9 @@ async def change_limit(request: Request, tenant: FromPath[str], limit: FromPath[
                 await admin.limits.set(visit.actor, same_with(stored, visit.form), if_match=tag)
             case "overridden":
                 wanted = override_of(stored, visit.form)
-                await admin.limits.override(visit.actor, limit, wanted, owner.tenant_id, if_match=tag)
+                await admin.limits.override(visit.actor, limit, wanted, _id_of(owner), if_match=tag)
             case "cleared":
-                await admin.limits.clear_override(visit.actor, limit, owner.tenant_id, if_match=tag)
+                await admin.limits.clear_override(visit.actor, limit, _id_of(owner), if_match=tag)
             case _:
                 raise Invalid("act", "there is no such button")
     except FORM_ERRORS as error:
@@ -85,14 +99,14 @@ async def change_limit(request: Request, tenant: FromPath[str], limit: FromPath[
         kept = "" if isinstance(error, PreconditionFailed) else visit.form.get("etag", "")
         current = await admin.limits.show(limit)
         return await _shown(request, owner, current, replace(problem, errors=errors), kept)
-    return await done(request, f"{LIST}/{owner.name}/limits/{stored.limit_id}", act)
+    return await done(request, f"{home_of(owner)}/{stored.limit_id}", act)
 
 
-@page(f"{PATH}/remove", act=Act.LIMIT_BELOW_TENANT)
-async def ask_remove(request: Request, tenant: FromPath[str], limit: FromPath[str]) -> Response[str]:
+@page(REMOVE, act=Act.LIMIT_BELOW_TENANT)
+async def ask_remove(request: Request, limit: FromPath[str], tenant: FromPath[str] = "") -> Response[str]:
     owner, view = await _found(request, tenant, limit, to_change=True)
     [row] = await rows_of_tenant(request, owner, [view], projected=False)
-    here = f"{LIST}/{owner.name}/limits/{view.limit.limit_id}"
+    here = f"{home_of(owner)}/{view.limit.limit_id}"
     return confirm_page(
         visit_of(request),
         title=f"Remove the limit of {row.amount_words} {row.what} on {row.subject}?",
@@ -108,19 +122,19 @@ async def ask_remove(request: Request, tenant: FromPath[str], limit: FromPath[st
     )
 
 
-@form(f"{PATH}/remove", act=Act.LIMIT_BELOW_TENANT)
-async def remove_limit(request: Request, tenant: FromPath[str], limit: FromPath[str]) -> Response[str]:
+@form(REMOVE, act=Act.LIMIT_BELOW_TENANT)
+async def remove_limit(request: Request, limit: FromPath[str], tenant: FromPath[str] = "") -> Response[str]:
     visit, admin = visit_of(request), admin_of(request)
     owner, view = await _found(request, tenant, limit, to_change=True)
     try:
-        await admin.limits.remove(visit.actor, limit, owner.tenant_id, if_match=if_match(visit.form))
+        await admin.limits.remove(visit.actor, limit, _id_of(owner), if_match=if_match(visit.form))
     except PreconditionFailed as error:
         return await _shown(request, owner, view, problem_of(error))
-    return await done(request, f"{LIST}/{owner.name}/limits", "removed")
+    return await done(request, home_of(owner), "removed")
 
 
 async def _shown(
-    request: Request, owner: Tenant, found: LimitView, problem: FormProblem | None = None, tag: str = ""
+    request: Request, owner: Owner, found: LimitView, problem: FormProblem | None = None, tag: str = ""
 ) -> Response[str]:
     visit, stored = visit_of(request), stored_in_form(found.limit)
     shows_reasons = visit.person.may(Act.READ_PLATFORM)
@@ -142,12 +156,17 @@ async def _shown(
         stored=stored,
         is_conflict=problem is not None and problem.status == 412,
         tag=tag or tag_of(limit_as_json(found.limit)),
-        may_change=visit.person.may(act_on(found.limit.kind), owner.tenant_id),
+        home=f"{home_of(owner)}/{found.limit.limit_id}",
+        may_change=visit.person.may(act_on(found.limit.kind), _id_of(owner)),
         known=changed_terms(found.limit),
         options=OPTIONS,
         hints=HINTS,
         typed=typed,
     )
+
+
+def _id_of(owner: Owner) -> str | None:
+    return None if owner is None else owner.tenant_id
 
 
 HANDLERS = [limit_page, change_limit, ask_remove, remove_limit]

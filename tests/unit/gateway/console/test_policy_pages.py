@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from engine.scheduling.policy import POLICIES
 from gateway.console.pages.policy import policy, what_if, what_if_report
+from gateway.console.pages.policy.policy_words import SAYS, what_if_said
 from gateway.console.pages.policy.what_if_form import FIELDS, asked_of
 from gateway.domain.what_if import RunState, WhatIfAsked, WhatIfRun
 from gateway.flow.dispatch_log import LogRecord, Waiting
@@ -196,6 +198,17 @@ def test_the_effects_are_said_before_and_a_tenant_that_is_gone_does_not_come_bac
         what_if.require_known(gone)
 
 
+def test_a_what_if_says_whether_a_policy_is_worse() -> None:
+    worse = run()
+    worse.report = {"policies": [row("vtc", 0.4, is_baseline=True), row("fcfs", 0.5, attainment=0.315)]}
+    assert what_if_said([run(RunState.RUNNING), worse], "fcfs", {}) == (
+        "The what-if of 1970-01-01 00:00 UTC: 31.5 % in time instead of 80.0 %. That is worse than what you"
+        " have."
+    )
+    assert what_if_said([worse], "fcfs", {"slots": 8}) == ""
+    assert set(POLICIES) <= set(SAYS)
+
+
 def test_changes_and_turns_as_shown() -> None:
     before, after = {"policy": "vtc", "options": {"slots": 4}}, {"policy": "fcfs", "options": {}}
     noon, act = datetime(2026, 3, 2, 12, tzinfo=UTC), "policy.from_settings"
@@ -203,7 +216,7 @@ def test_changes_and_turns_as_shown() -> None:
     [change] = policy.changes_of([audit])
     assert (change["at_us"], change["before"], change["after"]) == (
         NOON_US,
-        "vtc (slots=4)",
+        "vtc (slots=4 tokens a step)",
         "fcfs (the settings)",
     )
     arrived = LogRecord("arrive", 9.0, "req_0", "ten_1", 1, 9.0, 1.0, 0)
