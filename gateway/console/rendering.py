@@ -69,7 +69,7 @@ def entries_for(person: Person, resources: Iterable[Resource[Any]]) -> list[Entr
 
 SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self';"
-    " img-src 'self' data:; font-src 'self'; connect-src 'self';"
+    " img-src 'self' data:; font-src 'self'; connect-src 'self'; worker-src 'self';"
     " form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     # A set-up link is an address with a secret in it.
