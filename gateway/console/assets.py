@@ -21,8 +21,8 @@ HEADERS = {
     "cache-control": "public, max-age=31536000, immutable",
     "x-content-type-options": "nosniff",
     "cross-origin-resource-policy": "same-origin",
-    # An SVG that is opened by itself is a page.
-    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
+    # An SVG that is opened by itself is a page, and a shared worker asks under the policy of its own file.
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; connect-src 'self'",
     "vary": "accept-encoding",
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 from litestar.handlers import HTTPRouteHandler
 
 from gateway.console import assets, resource_pages
+from gateway.console.live import shared_stream
 from gateway.console.pages import search
 from gateway.console.pages.account import log_in, password, sessions, set_up, start
 from gateway.console.pages.alerts import alerts, webhook
@@ -45,6 +46,7 @@ HANDLERS = [
     *overview.HANDLERS,
     *waiting.HANDLERS,
     *steer.HANDLERS,
+    *shared_stream.HANDLERS,
     *people.HANDLERS,
     *person.HANDLERS,
     *tenants.HANDLERS,

@@ -86,7 +86,7 @@ def findable_by(person: Person) -> str:
 
 SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self';"
-    " img-src 'self' data:; font-src 'self'; connect-src 'self';"
+    " img-src 'self' data:; font-src 'self'; connect-src 'self'; worker-src 'self';"
     " form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     # A set-up link is an address with a secret in it.

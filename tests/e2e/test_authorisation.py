@@ -180,6 +180,7 @@ PAGES: dict[tuple[str, str], tuple[str, ...] | None] = {
     ("POST", "/console/password"): ROLES,
     ("GET", "/console/sessions"): ROLES,
     ("POST", "/console/sessions/end"): ROLES,
+    ("GET", "/console/live"): None,
     ("GET", "/console/overview"): READ_PLATFORM,
     ("GET", "/console/overview/live"): READ_PLATFORM,
     ("GET", "/console/waiting"): ROLES,

@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -109,7 +110,9 @@ async def test_the_overview_shows_who_waits_and_its_figures_are_those_of_the_api
         assert used["cost_nanousd"] > 0
 
 
-async def test_twenty_open_overviews_take_one_snapshot_a_tick(server: Server) -> None:
+async def test_twenty_open_overviews_take_one_snapshot_a_tick_however_they_are_connected(
+    server: Server,
+) -> None:
     async with person(server, "live-fifty", "owner") as browser:
         before = await snapshots(browser)
         async with contextlib.AsyncExitStack() as open_streams:
@@ -119,8 +122,11 @@ async def test_twenty_open_overviews_take_one_snapshot_a_tick(server: Server) ->
             )
             browser.http, single = many, browser.http
             streams = [
-                await open_streams.enter_async_context(stream(browser, f"{OVERVIEW}/live")) for _ in range(20)
+                await open_streams.enter_async_context(stream(browser, f"{OVERVIEW}/live")) for _ in range(10)
             ]
+            tabs = urlencode({f"tab{number}": f"{OVERVIEW}/live" for number in range(10)})
+            shared = await open_streams.enter_async_context(stream(browser, f"/console/live?{tabs}"))
+            assert "Who gets what" in await anext(shared)
             watching = (await browser.get("/metrics")).text
             assert "fairgate_console_watchers 20.0" in watching
             for each in streams:
@@ -159,13 +165,17 @@ async def test_a_stream_ends_with_its_session_and_says_so(server: Server) -> Non
                 out = await same.send("/console/sessions", "/console/log-out")
                 assert out.status_code == 303
                 rest = [each async for each in events]
-        assert "Your session has ended" in rest[-2]
-        assert rest[-1] == "event: ended\ndata:"
+        assert rest[-1].startswith("event: ended\nYour session has ended.")
         # And one that is opened afterwards says so immediately, instead of a page that no stream can hold.
-        async with stream(browser, f"{OVERVIEW}/live") as events:
-            rest = [each async for each in events]
-        assert "Your session has ended" in rest[0]
-        assert 'href="/console/log-in?next=%2Fconsole%2Foverview"' in rest[0]
+        # Each region leads back to its own page.
+        tabs = urlencode({"one": f"{OVERVIEW}/live", "two": f"{WAITING}/live?tier=batch"})
+        async with stream(browser, f"/console/live?{tabs}") as events:
+            rest = sorted([each async for each in events])
+        for each, name, page in zip(
+            rest, ("one", "two"), ("overview", "waiting%3Ftier%3Dbatch"), strict=True
+        ):
+            assert each.startswith(f"id: {name}\nevent: ended\nYour session has ended.")
+            assert f'href="/console/log-in?next=%2Fconsole%2F{page}"' in each
 
 
 async def test_a_member_sees_the_own_tenants_requests_alone_also_in_the_stream(
@@ -183,7 +193,17 @@ async def test_a_member_sees_the_own_tenants_requests_alone_also_in_the_stream(
             page = (await browser.get(WAITING)).text
             async with stream(browser, f"{WAITING}/live") as events:
                 live = await anext(events)
-            for text in (page, live):
+            # Beside a region that is not for members, one that there is not, and what is no region.
+            tabs = urlencode(
+                {"a": f"{OVERVIEW}/live", "b": f"{WAITING}/live", "c": "/console/x/live", "d": WAITING}
+            )
+            async with stream(browser, f"/console/live?{tabs}") as events:
+                shared = {(each := await anext(events)).partition("\n")[0]: each for _ in range(3)}
+            for name in ("id: a", "id: c"):
+                assert shared[name].startswith(
+                    f"{name}\nevent: stopped\nThis part of the page cannot be shown."
+                )
+            for text in (page, live, shared["id: b"]):
                 assert mine in text
                 assert foreign not in text
                 assert "other" not in re.findall(r'data-label="Tenant"><a [^>]*>([^<]*)', text)

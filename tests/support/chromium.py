@@ -79,8 +79,12 @@ class Visitor:
     def log_in(self, name: str, role: str = "owner", tenants: list[str] | None = None) -> Page:
         """A page of a new person with this role, logged in."""
         asked = {"name": name, "role": role} | ({"tenants": tenants} if tenants else {})
+        return self.opens(self.server.admin("POST", "/people", asked)["link"])
+
+    def opens(self, link: str) -> Page:
+        """A page of the person behind the link, logged in."""
         page = self.context.new_page()
-        page.goto(self.server.admin("POST", "/people", asked)["link"])
+        page.goto(link)
         page.get_by_label("Password", exact=True).fill(PASSWORD)
         page.get_by_label("Password again").fill(PASSWORD)
         page.get_by_role("button", name="Set the password").click()

@@ -39,6 +39,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "/console/log-in": ("",),
     "/console/password": ("",),
     "/console/sessions": ("",),
+    "/console/live": ("",),
     "/console/overview": ("",),
     "/console/overview/live": ("",),
     "/console/waiting": ("", "?tenant=t1&tier=batch"),

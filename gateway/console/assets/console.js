@@ -1,5 +1,5 @@
-// What pages gain with scripts: times in the viewer's zone, the menu on narrow screens, copying of secrets, and
-// word of a lost connection to live figures. Without scripts every page still works.
+// What pages gain with scripts: times in the viewer's zone, the menu on narrow screens, copying of secrets,
+// cards on phones. Without scripts every page still works.
 (() => {
   const local = new Intl.DateTimeFormat(undefined, {
     year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit",
@@ -95,12 +95,6 @@
     }, 15000);
   }
 
-  // A live region: it says when its stream is lost, and htmx connects again, but after the server's last word.
-  for (const [name, state] of [["after:connection", "on"], ["error", "lost"], ["close", "lost"]]) {
-    document.addEventListener(`htmx:sse:${name}`, (event) => {
-      const region = event.target.closest?.("[data-live]");
-      if (region) region.dataset.live = event.detail?.reason === "message" ? "ended" : state;
-    });
-  }
-  document.addEventListener("htmx:sse:after:message", () => localise(document));
+  // A live region is morphed: its times change and are no new elements.
+  document.addEventListener("htmx:after:swap", (event) => localise(event.target));
 })();

@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Gauge
@@ -24,6 +25,8 @@ MAX_WATCHERS = 200
 OWNERS_PART = 40
 """Of these, reserved for owners."""
 MOST_OF_PERSON = 20
+RESUME_S = 30.0
+"""A region that is away for less (tab hidden, connection lost) goes on with the rows that it had."""
 
 T = TypeVar("T")
 log = logging.getLogger("fairgate.gateway.console")
@@ -31,6 +34,16 @@ log = logging.getLogger("fairgate.gateway.console")
 
 class HubFull(Exception):
     """As many watchers as allowed, in all or for this person."""
+
+
+@dataclass(slots=True)
+class Reader:
+    """A region in a browser, over reconnections."""
+
+    text_of: Callable[[Any, dict[Hashable, str]], str]
+    """Keeps its rows in place."""
+    began_s: float
+    streams: int = 0
 
 
 class Topic(Generic[T]):
@@ -90,6 +103,7 @@ class LiveHub:
         self._most = most
         self._of_person: Counter[str] = Counter()
         self._topics: dict[Hashable, Topic[Any]] = {}
+        self._readers: dict[Hashable, Reader] = {}
         self._made = CounterMetric(
             "fairgate_console_snapshots",
             "Snapshots made for pages of the console that are watched or opened.",
@@ -139,6 +153,21 @@ class LiveHub:
                 if not topic.watchers and topic.task is not None:
                     topic.task.cancel()
                     topic.task = None
+
+    @contextlib.asynccontextmanager
+    async def reading(self, name: Hashable, new: Reader) -> AsyncIterator[Reader]:
+        """The reader of this name, if it was here within `RESUME_S`, or the new one."""
+        reader = self._readers.setdefault(name, new)
+        reader.streams += 1
+        try:
+            yield reader
+        finally:
+            reader.streams -= 1
+            asyncio.get_running_loop().call_later(RESUME_S, self._forget, name, reader)
+
+    def _forget(self, name: Hashable, reader: Reader) -> None:
+        if not reader.streams and self._readers.get(name) is reader:
+            del self._readers[name]
 
     async def close(self) -> None:
         """Ends all streams and accepts no more."""

@@ -1,7 +1,7 @@
 """The server-sent event stream of a page's live region.
 
 It ends with its session (which it does not keep alive), when the gateway stops, and after `LONGEST_S`. The
-last event says why and keeps the browser from reconnecting."""
+last event says why; after it the browser does not ask again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.console import cookies
 from gateway.console.access import visit_of
-from gateway.console.live.hub import HubFull, LiveHub
+from gateway.console.live.hub import HubFull, LiveHub, Reader
 from gateway.console.rendering import HTML, SECURITY_HEADERS, render
 from gateway.console.return_path import log_in_for
 from gateway.http.asgi import Request, headers_of
@@ -38,6 +38,8 @@ EVENTS = "text/event-stream"
 STREAM_HEADERS = SECURITY_HEADERS | {"x-accel-buffering": "no"}
 LIVE = "/live"
 """Suffix of a stream's path."""
+READER = "reader"
+"""In the state of a request of the shared stream: the id of the region in the browser."""
 
 
 def hub_of(request: Request) -> LiveHub:
@@ -49,11 +51,16 @@ def event(text: str) -> bytes:
     return ("data: " + text.strip("\n").replace("\n", "\ndata: ") + "\n\n").encode()
 
 
-def last_event(why: str, href: str, words: str) -> bytes:
-    """The final content of the region, and the event on which browsers stop reconnecting."""
-    return (
-        event(render("live/ended.html", None, why=why, href=href, words=words)) + b"event: ended\ndata:\n\n"
+def last_event(why: str, href: str, words: str, name: str = "stopped") -> bytes:
+    """`stopped`: the region keeps what it shows, marked as old."""
+    return f"event: {name}\n".encode() + event(
+        render("live/ended.html", None, why=why, href=href, words=words)
     )
+
+
+def session_ended(page: str) -> bytes:
+    """After this one, nothing of the page stays."""
+    return last_event("Your session has ended.", log_in_for(page), "Log in", "ended")
 
 
 def wants_stream(request: Request) -> bool:
@@ -61,9 +68,14 @@ def wants_stream(request: Request) -> bool:
     return request.method == "GET" and EVENTS in headers_of(request.scope).get("accept", "")
 
 
-def session_over(path: str) -> Response[bytes]:
-    body = last_event("Your session has ended.", log_in_for(path.removesuffix(LIVE)), "Log in")
-    return Response(body, headers=STREAM_HEADERS, media_type=EVENTS)
+def page_of(address: str) -> str:
+    """The page of a region."""
+    path, mark, query = address.partition("?")
+    return path.removesuffix(LIVE) + mark + query
+
+
+def session_over(address: str) -> Response[bytes]:
+    return Response(session_ended(page_of(address)), headers=STREAM_HEADERS, media_type=EVENTS)
 
 
 def streamed(events: AsyncGenerator[bytes, None], unread_s: float = UNREAD_S) -> ASGIApp:
@@ -115,27 +127,29 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     deps, session = gateway_of(request).deps, visit_of(request).session
     assert session is not None
-    began_s = looked_s = deps.clock()
+    looked_s = deps.clock()
     number = 0
+    new = Reader(text_of, looked_s)
+    name = (session.session_id, session.person, page, request.scope["state"].get(READER) or object())
     try:
-        async with hub.watch(key, make, session.person) as topic:
+        async with hub.watch(key, make, session.person) as topic, hub.reading(name, new) as reader:
             while await topic.after(number):
                 number = topic.number
                 now_s = deps.clock()
                 if now_s - looked_s >= SESSION_EVERY_S:
                     looked_s = now_s
                     if not await _is_open(request, session):
-                        yield last_event("Your session has ended.", log_in_for(page), "Log in")
+                        yield session_ended(page)
                         return
-                if now_s - began_s >= LONGEST_S:
-                    yield last_event("This page was live for an hour and has stopped.", page, "Go on")
+                if now_s - reader.began_s >= LONGEST_S:
+                    yield last_event("Live for an hour: updates have stopped.", page, "Go on")
                     return
-                yield event(text_of(topic.latest, topic.texts))
+                yield event(reader.text_of(topic.latest, topic.texts))
     except DatabaseUnavailable:
         # No session can be looked up. The browser connects again, and is let in when that is over.
         return
     except HubFull as full:
-        yield last_event(f"{full} This one shows what was so when it was opened.", page, "Look again")
+        yield last_event(f"{full} This page does not update.", page, "Refresh")
 
 
 async def _is_open(request: Request, session: Session) -> bool:
