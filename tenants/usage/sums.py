@@ -6,7 +6,7 @@ labels."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -14,6 +14,8 @@ from operator import add, sub
 from typing import Any, NamedTuple
 
 import msgspec
+
+from tenants.types import Meter
 
 HOUR_US = 3_600_000_000
 DAY_US = 24 * HOUR_US
@@ -36,6 +38,15 @@ AMOUNTS = (
 )
 """Columns that are summed."""
 NOTHING: tuple[int, ...] = (0,) * len(AMOUNTS)
+COUNTED_AS: Mapping[Meter, tuple[str, ...]] = {
+    Meter.TOTAL_TOKENS: ("input_tokens", "output_tokens"),
+    Meter.INPUT_TOKENS: ("input_tokens",),
+    Meter.OUTPUT_TOKENS: ("output_tokens",),
+    Meter.COST_NANOUSD: ("cost_nanousd",),
+    Meter.REQUESTS: ("requests",),
+    Meter.GPU_MS: ("gpu_ms",),
+}
+"""Sums of usage by meter."""
 
 
 class Grain(StrEnum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tenants.admin.admin import Admin
@@ -14,17 +14,8 @@ from tenants.quota.rules import window_bounds_us
 from tenants.quota.store import LimitState
 from tenants.resources.records.usage import UsageAsked, usage_page
 from tenants.types import Limit, Meter, SubjectKind, Window
-from tenants.usage.sums import AMOUNTS, DAY_US, HOUR_US
+from tenants.usage.sums import AMOUNTS, COUNTED_AS, DAY_US, HOUR_US
 
-COUNTED_AS: Mapping[Meter, tuple[str, ...]] = {
-    Meter.TOTAL_TOKENS: ("input_tokens", "output_tokens"),
-    Meter.INPUT_TOKENS: ("input_tokens",),
-    Meter.OUTPUT_TOKENS: ("output_tokens",),
-    Meter.COST_NANOUSD: ("cost_nanousd",),
-    Meter.REQUESTS: ("requests",),
-    Meter.GPU_MS: ("gpu_ms",),
-}
-"""Sums of usage by meter."""
 DAYS_OR_LONGER = frozenset({Window.DAY, Window.MONTH, Window.LIFETIME})
 """Windows long enough for a projection from two days."""
 

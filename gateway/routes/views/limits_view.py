@@ -11,6 +11,8 @@ from gateway.routes.views.exhaustion_view import exhaustion_of, recent_use
 from tenants.admin.limits import LimitView
 from tenants.errors import Invalid
 from tenants.nouns.limit import LimitSet, limit_as_json
+from tenants.quota import pressure
+from tenants.quota.pressure import LimitPressure, may_exhaust
 from tenants.quota.rules import is_platforms
 from tenants.quota.store import IN_A_CLUSTER, LimitState, QuotaStoreUnavailable
 from tenants.types import Limit, LimitMode, Principal, SubjectKind, end_user_id
@@ -92,6 +94,21 @@ def use_as_json(state: LimitState, first: set[str]) -> dict[str, Any]:
         "refill_per_s": state.refill_per_s,
         "binds_first": state.limit.identity in first,
     }
+
+
+async def pressures(gateway: Gateway, tenant_ids: Iterable[str] | None = None) -> list[LimitPressure]:
+    """How close limits are to refusing, of these tenants and what is below them (None: all, with the
+    platform's), the closest first; empty while the quota store is unavailable. Its reads do not grow with the
+    number of tenants. Raises `DatabaseUnavailable`."""
+    deps = gateway.deps
+    now_s = deps.wall_clock()
+    whose = [None] if tenant_ids is None else tenant_ids
+    limits = [limit for one in whose for limit in deps.directory.limits(now_s, one) if may_exhaust(limit)]
+    try:
+        states = await deps.quota_store.states(limits[:MAX_USES_SHOWN])
+    except QuotaStoreUnavailable:
+        return []
+    return await deps.database.read(lambda one: pressure.read(one, states, round(now_s * 1e6)))
 
 
 async def own_limits(gateway: Gateway, principal: Principal, end_user: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from gateway.console.pages.tenant_parts.amounts import amount_text, narrowed, subject_text, what_of
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
-from gateway.routes.views.exhaustion_view import COUNTED_AS, counts_since_us
+from gateway.routes.views.exhaustion_view import counts_since_us
 from gateway.routes.views.limits_view import uses
 from tenants.admin.admin import Admin
 from tenants.admin.limits import LimitView
@@ -32,7 +32,7 @@ from tenants.quota.projection import (
 )
 from tenants.types import Limit, LimitMode, Meter, SubjectKind
 from tenants.usage.read import UsageRow
-from tenants.usage.sums import AMOUNTS
+from tenants.usage.sums import AMOUNTS, COUNTED_AS
 
 
 @dataclass(frozen=True)
