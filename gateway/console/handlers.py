@@ -8,7 +8,7 @@ from typing import Any
 from litestar.handlers import HTTPRouteHandler
 
 from gateway.console import assets, resource_pages
-from gateway.console.pages.account import log_in, password, sessions, set_up, start
+from gateway.console.pages.account import log_in, password, sessions, set_up
 from gateway.console.pages.alerts import alerts, webhook
 from gateway.console.pages.live import overview, steer, waiting
 from gateway.console.pages.money import recovery, usage, usage_check
@@ -32,7 +32,6 @@ from gateway.console.pages.tenants import (
 from tenants.resources.resource import Resource
 
 HANDLERS = [
-    *start.HANDLERS,
     *set_up.HANDLERS,
     *log_in.HANDLERS,
     *password.HANDLERS,

@@ -33,8 +33,7 @@ class Entry:
 
 
 ENTRIES = (
-    Entry("/console", "start", "Start", Act.OWN_ACCOUNT),
-    Entry("/console/overview", "overview", "Overview", Act.READ_PLATFORM),
+    Entry("/console", "overview", "Overview", Act.OWN_ACCOUNT),
     Entry("/console/waiting", "waiting", "Waiting", Act.READ_TENANT),
     Entry("/console/tenants", "tenants", "Tenants", Act.READ_TENANT),
     Entry("/console/keys", "keys", "Keys", Act.READ_TENANT),
