@@ -10,7 +10,7 @@ from litestar.handlers import HTTPRouteHandler
 from gateway.console import assets, resource_pages
 from gateway.console.live import shared_stream
 from gateway.console.pages import search
-from gateway.console.pages.account import log_in, password, sessions, set_up, start
+from gateway.console.pages.account import log_in, password, sessions, set_up
 from gateway.console.pages.alerts import alerts, webhook
 from gateway.console.pages.live import overview, steer, waiting
 from gateway.console.pages.money import recovery, usage, usage_check
@@ -37,7 +37,6 @@ from tenants.resources.prices import PRICE_HISTORY
 from tenants.resources.resource import Resource
 
 HANDLERS = [
-    *start.HANDLERS,
     *search.HANDLERS,
     *set_up.HANDLERS,
     *log_in.HANDLERS,

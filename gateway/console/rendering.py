@@ -35,7 +35,7 @@ class Entry:
 LIVE, TENANTS, HISTORY, MONEY, SYSTEM = "Live", "Tenants", "History", "Money", "System"
 MENU: dict[str, tuple[Entry, ...]] = {
     LIVE: (
-        Entry("/console/overview", "overview", "Overview", Act.READ_PLATFORM),
+        Entry("/console", "overview", "Overview", Act.OWN_ACCOUNT),
         Entry("/console/waiting", "waiting", "Waiting", Act.READ_TENANT),
     ),
     TENANTS: (
@@ -58,8 +58,6 @@ MENU: dict[str, tuple[Entry, ...]] = {
     ),
 }
 """By group."""
-OWN_START = Entry("/console", "start", "Overview", Act.OWN_ACCOUNT)
-"""Of those who may not see the overview of all."""
 FURTHER = {"prices": MONEY}
 """Groups of further resources, by their page; others are in `SYSTEM`."""
 _NAMES = {entry.name for entries in MENU.values() for entry in entries}
@@ -68,8 +66,6 @@ _NAMES = {entry.name for entries in MENU.values() for entry in entries}
 def menu_of(person: Person, resources: Iterable[Resource[Any]]) -> dict[str, list[Entry]]:
     """The menu by group: its fixed entries, and one for each further resource with a page."""
     menu = {group: [*entries] for group, entries in MENU.items()}
-    if not person.may(Act.READ_PLATFORM):
-        menu[LIVE].insert(0, OWN_START)
     for one in resources:
         if one.has_page and (one.menu or one.page or one.plural) not in _NAMES:
             name = one.page or one.plural

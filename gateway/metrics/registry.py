@@ -14,7 +14,7 @@ from prometheus_client.exposition import choose_encoder
 from gateway.metrics.gen_ai import GenAIMetrics
 from gateway.metrics.recent_lag import RecentLag
 from gateway.metrics.requests import EndedRequests
-from gateway.metrics.waits import RecentWaits
+from gateway.metrics.waits import RecentFirstTokens, RecentWaits
 from gateway.trace_context import TRACEPARENT, TRACESTATE
 
 LAG_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -48,6 +48,7 @@ class Metrics:
         self.registry.register(self.gen_ai)
         self.waits = RecentWaits()
         """By tenant, only for the status page."""
+        self.first_tokens = RecentFirstTokens()
         self._refusals = Counter(
             "fairgate_refusals", "Requests refused, by error code.", ["code"], registry=self.registry
         )

@@ -1,19 +1,23 @@
-"""Waits that requests were told on arrival, and waits that they had, by tenant and tier, for status pages.
+"""Waits that requests were told on arrival and waits that they had, and recent times to the first token.
 
-Prometheus has neither label. Bounded: the last `MAX_KEPT` requests of the last `MAX_LINES` tenants and tiers.
+For status pages, which Prometheus does not serve. Bounded: the last `MAX_KEPT` requests of the last `MAX_LINES`
+tenants and tiers; times to the first token as counts of classes.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from gateway.domain.estimate import Seconds
 
 MAX_KEPT = 64
 MAX_LINES = 2_000
+CLASS_WIDTH = 1.05
+"""Times to the first token are counted in classes 5 % wide."""
+KEPT_MINUTES = 5
 
 
 class _Wait(NamedTuple):
@@ -59,3 +63,37 @@ class RecentWaits:
 
 def _quantile(values: Sequence[float], share: float) -> float | None:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
+
+
+class RecentFirstTokens:
+    """Times to the first token of the last `KEPT_MINUTES`, which can be added over gateways. Use from one event
+    loop."""
+
+    def __init__(self) -> None:
+        self._minutes: deque[tuple[int, Counter[int]]] = deque(maxlen=KEPT_MINUTES)
+
+    def note(self, ttft_s: float, now_s: float) -> None:
+        minute = int(now_s // 60)
+        if not self._minutes or self._minutes[-1][0] != minute:
+            self._minutes.append((minute, Counter()))
+        self._minutes[-1][1][round(math.log(max(ttft_s, 1e-4), CLASS_WIDTH))] += 1
+
+    def counts(self, now_s: float) -> list[tuple[int, int]]:
+        """Classes with the number of their requests."""
+        first = int(now_s // 60) - KEPT_MINUTES + 1
+        sums: Counter[int] = Counter()
+        for minute, counted in self._minutes:
+            if minute >= first:
+                sums.update(counted)
+        return sorted(sums.items())
+
+
+def first_token_s(counts: Iterable[tuple[int, int]], share: float) -> float | None:
+    """The quantile of such counts, of one gateway or several. None: there was no request."""
+    ordered = sorted(counts)
+    wanted = math.ceil(share * sum(number for _, number in ordered))
+    for each, number in ordered:
+        wanted -= number
+        if wanted <= 0:
+            return float(CLASS_WIDTH**each)
+    return None

@@ -6,18 +6,19 @@ A replica is counted once, as seen by the gateway that knows most of its steps.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from engine.messages import TIER_RANKS
 from gateway.explain.minutes.engine_meter import EngineTotals, kv_permille
 from gateway.explain.shares import RecentService
+from gateway.metrics.waits import first_token_s
 
 if TYPE_CHECKING:
     from gateway.background import Site
+    from gateway.metrics.registry import Metrics
     from gateway.pools.pool import ModelPool
     from gateway.upstream.base import Upstream
 
@@ -37,9 +38,6 @@ class TenantNow(msgspec.Struct, frozen=True):
     """Cost tokens of about the last minute, weighted to the recent."""
     due: float = 0.0
     """Its ideal share of the same service."""
-    bound: float = 0.0
-    """2U in cost tokens (`paper_bound`): per weight, by so much divided by the smallest weight, the service
-    of two backlogged tenants may differ."""
     arrivals: int = 0
     """Requests queued in this minute and the previous one."""
     before_line_us: int = 0
@@ -54,7 +52,6 @@ class TenantNow(msgspec.Struct, frozen=True):
             self.running + other.running,
             self.had + other.had,
             self.due + other.due,
-            max(self.bound, other.bound),
             self.arrivals + other.arrivals,
             self.before_line_us + other.before_line_us,
         )
@@ -94,6 +91,8 @@ class GatewayNow(msgspec.Struct, frozen=True):
     left_out: int = 0
     """Tenants and tiers beyond `MAX_TENANT_ROWS`."""
     replicas: list[ReplicaNow] = []
+    first_tokens: list[tuple[int, int]] = []
+    """Of the last minutes (`RecentFirstTokens`)."""
 
 
 class FleetNow(msgspec.Struct, frozen=True):
@@ -115,8 +114,12 @@ class FleetNow(msgspec.Struct, frozen=True):
     def running(self) -> int:
         return sum(gateway.running for gateway in self.gateways)
 
+    def first_token_s(self, share: float) -> float | None:
+        """That quantile of the last minutes; None: there was no request."""
+        return first_token_s((each for gateway in self.gateways for each in gateway.first_tokens), share)
 
-def counters_of(site: Site, pools: Mapping[str, ModelPool], lag_s: float) -> GatewayNow:
+
+def counters_of(site: Site, pools: Mapping[str, ModelPool], metrics: Metrics) -> GatewayNow:
     rows: dict[tuple[str, str], TenantNow] = {}
     queued: Counter[str] = Counter()
     output_tokens = running = 0
@@ -136,15 +139,16 @@ def counters_of(site: Site, pools: Mapping[str, ModelPool], lag_s: float) -> Gat
         output_tokens,
         dict(queued),
         running,
-        lag_s,
+        metrics.recent_lag.most_s,
         busiest[:MAX_TENANT_ROWS],
         max(0, len(busiest) - MAX_TENANT_ROWS),
         [_replica(name, upstream) for name, pool in pools.items() for upstream in pool.spec.upstreams],
+        metrics.first_tokens.counts(site.clock()),
     )
 
 
 def _tenants_of(pool: ModelPool) -> Iterable[TenantNow]:
-    bound, came = paper_bound(pool.spec.upstreams), pool.meters.flow.recent_arrivals()
+    came = pool.meters.flow.recent_arrivals()
     had = pool.meters.shares.recent
     nothing = RecentService()
     for flow in pool.flow.tenants.all():
@@ -163,19 +167,9 @@ def _tenants_of(pool: ModelPool) -> Iterable[TenantNow]:
                     flow.running[rank],
                     recent.had,
                     recent.due,
-                    bound,
                     arrivals,
                     before_line_us,
                 )
-
-
-def paper_bound(replicas: Collection[Upstream]) -> float:
-    """2U, with U = max(cost of the longest input, cost of as many output tokens as all KV caches hold); 0
-    before any replica has announced itself. Sheng et al., "Fairness in Serving Large Language Models"."""
-    ready = [replica.ready for replica in replicas if replica.ready is not None]
-    longest = max((engine.model.context_tokens for engine in ready), default=0)
-    held = sum(engine.num_blocks * engine.block_tokens for engine in ready)
-    return 2.0 * max(INPUT_TOKEN_COST * longest, OUTPUT_TOKEN_COST * held)
 
 
 def _replica(pool: str, upstream: Upstream) -> ReplicaNow:

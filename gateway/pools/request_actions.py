@@ -14,7 +14,7 @@ from gateway.domain.tiers import TIER_NAMES
 from gateway.domain.timeline import FIELDS, TimelineKind
 from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
-from gateway.metrics.recent_lag import RecentLag
+from gateway.metrics.registry import Metrics
 from gateway.pools.live_counters import counters_of
 from gateway.pools.pool import Pools
 from gateway.pools.waiting import waiting_here
@@ -118,10 +118,10 @@ class PeerAnswers:
 class RequestActions:
     """Use from one event loop."""
 
-    def __init__(self, site: Site, pools: Pools, lag: RecentLag) -> None:
+    def __init__(self, site: Site, pools: Pools, metrics: Metrics) -> None:
         self._site = site
         self._pools = pools
-        self._lag = lag
+        self._metrics = metrics
 
     async def act(self, ask: RequestAction) -> ActionResult:
         """Never raises: a refusal is an answer, too."""
@@ -130,7 +130,7 @@ class RequestActions:
         if ask.act == COUNT:
             return ActionResult(True, self._pools.in_flight())
         if ask.act == COUNTERS:
-            counters = counters_of(self._site, self._pools, self._lag.most_s)
+            counters = counters_of(self._site, self._pools, self._metrics)
             return ActionResult(True, msgspec.to_builtins(counters))
         if ask.act == WAITING:
             waiting = waiting_here(self._site, self._pools, ask.of_tenants, ask.tier)

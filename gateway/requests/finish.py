@@ -278,6 +278,8 @@ class RequestFinisher:
                 self._estimates.judge(run.estimate, told, charged.output_tokens, run.waiting)
             elif run.in_line:
                 self._estimates.judge(run.estimate, run.times, None, run.waiting)
+        if run.times.ttft_s is not None:
+            self._metrics.first_tokens.note(run.times.ttft_s, ended_s)
         self._metrics.ended.add(
             outcome.value,
             tier,

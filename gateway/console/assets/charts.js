@@ -36,24 +36,31 @@
     const { names, data } = read(table);
     box.replaceChildren();
     box.hidden = data[0].length < 2 || names.length === 0;
+    if (box.hidden) table.closest("details")?.setAttribute("open", "");
     if (box.hidden) return;
-    const isStacked = box.dataset.chart === "stacked";
+    const isStacked = box.dataset.chart === "stacked", isBars = isStacked || box.dataset.chart === "bars";
+    const isTime = box.dataset.x === "time", unit = box.dataset.unit;
     const shown = isStacked ? stack(data) : data;
     const series = names.map((label, place) => ({
-      label, width: 2, stroke: colour(`--tblr-${NAMES[place % NAMES.length]}`),
-      fill: isStacked || box.dataset.chart === "bars" ? colour(`--tblr-${NAMES[place % NAMES.length]}`) : undefined,
-      paths: box.dataset.chart === "bars" ? uPlot.paths.bars({ size: [0.7, 60] }) : undefined,
-      points: { show: box.dataset.chart === "lines" && data[0].length < 60 },
-      value: (_, value, of, index) => (index === null || data[place + 1][index] === null ? "–" : data[place + 1][index].toLocaleString()),
+      label, width: isBars ? 0 : 2, stroke: colour(`--tblr-${NAMES[place % NAMES.length]}`),
+      fill: isBars ? colour(`--tblr-${NAMES[place % NAMES.length]}`) : undefined,
+      paths: isBars ? uPlot.paths.bars({ size: [0.8, 60] }) : undefined,
+      points: { show: !isBars && data[0].length < 60 },
+      // Without a pointer on the chart the legend has names alone.
+      value: (_, value, of, index) => (index === null ? "" : data[place + 1][index]?.toLocaleString() ?? "–"),
     }));
     // The highest of a stack is drawn first, so that the others stay in front of it.
     const order = isStacked ? series.map((_, place) => place).reverse() : series.map((_, place) => place);
+    const half = isBars ? (data[0].at(-1) - data[0][0]) / (data[0].length - 1) / 2 : 0;
     const plot = new uPlot({
-      width: box.clientWidth, height: 240, padding: [null, 32, null, null], scales: { x: { time: box.dataset.x === "time" } },
-      series: [{ value: (_, x) => (x === null ? "–" : box.dataset.x === "time" ? new Date(x * 1000).toLocaleString() : String(x)) },
+      width: box.clientWidth, height: 240, padding: [8, 48, null, null],
+      scales: { x: { time: isTime, range: (_, least, most) => [least - half, most + half] } },
+      series: [{ label: "", value: (_, x) => (x === null ? "" : isTime ? new Date(x * 1000).toLocaleString() : String(x)) },
         ...order.map((place) => series[place])],
-      axes: [axis(), { ...axis(), label: box.dataset.unit || undefined, values: (_, ticks) => ticks.map(inDigits) }],
+      axes: [{ ...axis(), space: 90 }, { ...axis(), values: (_, ticks) => ticks.map((tick) => (unit === "$" ? `$${inDigits(tick)}` : inDigits(tick))) }],
     }, [shown[0], ...order.map((place) => shown[place + 1])], box);
+    box.querySelectorAll(".u-legend .u-series").forEach((row, place) => { row.style.order = place ? order[place - 1] : -1; });
+    if (unit && unit !== "$") box.prepend(Object.assign(document.createElement("div"), { className: "hint", textContent: unit }));
     new ResizeObserver(() => plot.setSize({ width: box.clientWidth, height: 240 })).observe(box);
   };
 

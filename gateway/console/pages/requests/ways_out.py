@@ -1,4 +1,4 @@
-"""What to do about a refusal, one sentence for each code. Pure."""
+"""What a refusal says: its cause in short, and what to do, for each code. Pure."""
 
 from __future__ import annotations
 
@@ -78,3 +78,19 @@ WAYS_OUT = {code: sentence for codes, sentence in _SENTENCES for code in codes.s
 def way_out(code: str) -> str:
     """For an unknown code: where to look."""
     return WAYS_OUT.get(code, "The message of the answer says what to do.")
+
+
+_CAUSES = {
+    "insufficient_quota": "budget spent",
+    "rate_limit_exceeded": "too fast",
+    "invalid_api_key": "wrong key",
+    "context_length_exceeded": "prompt too long",
+    "tenant_queue_full": "its queue is full",
+    "queue_timeout": "waited too long",
+    "invalid_value": "invalid request",
+}
+
+
+def cause_of(code: str) -> str:
+    """In a few words."""
+    return _CAUSES.get(code, code.replace("_", " "))

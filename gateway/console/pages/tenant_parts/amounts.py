@@ -29,6 +29,7 @@ WINDOWS = {
     Window.MONTH: "a month",
     Window.LIFETIME: "ever",
 }
+EVERY = {Window.HOUR: "hourly", Window.DAY: "daily", Window.MONTH: "monthly"}
 SUBJECTS = {
     SubjectKind.PLATFORM: "all tenants together",
     SubjectKind.TENANT: "tenant",
@@ -59,6 +60,20 @@ def what_of(limit: Limit) -> str:
         return what
     zone = "" if limit.window is Window.LIFETIME else f" ({limit.time_zone})"
     return f"{what} {WINDOWS[limit.window]}{zone}"
+
+
+def in_short(limit: Limit) -> str:
+    """'daily tokens', 'requests at a time', 'hourly cost of a key'."""
+    what = METERS[limit.meter]
+    if limit.is_bucket:
+        what += " a second"
+    elif limit.window in EVERY:
+        what = f"{EVERY[limit.window]} {what}"
+    elif limit.window is not None:
+        what = f"{what} {WINDOWS[limit.window]}"
+    if limit.kind is SubjectKind.TENANT:
+        return what
+    return f"{what} of {'' if limit.kind is SubjectKind.PLATFORM else 'a '}{SUBJECTS[limit.kind]}"
 
 
 def narrowed(limit: Limit) -> str:

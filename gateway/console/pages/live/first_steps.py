@@ -1,0 +1,67 @@
+"""The first steps on a new server, and the line that sends a first request."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from gateway.console.access import visit_of
+from gateway.http.asgi import Request, headers_of
+from gateway.routes.context import gateway_of
+from tenants.resources.keys import KEYS, KeyQuery
+from tenants.resources.people import PEOPLE, PersonQuery
+from tenants.resources.reading import read_page
+from tenants.resources.records.ended import ENDED, EndedQuery
+
+PLACEHOLDER = "YOUR_KEY"
+
+
+@dataclass(frozen=True, slots=True)
+class FirstSteps:
+    steps: tuple[tuple[str, str, bool], ...]
+    """Words, link, whether it is done."""
+    curl: str
+    is_new: bool
+    """No request has come yet."""
+
+
+async def first_steps(request: Request) -> FirstSteps | None:
+    """None: tenants, limits, keys and requests are there."""
+    gateway = gateway_of(request)
+    deps = gateway.deps
+    directory, admin = deps.directory, deps.admin
+    tenants = directory.tenants()
+    limits = directory.limits(deps.wall_clock())
+    keys = (await read_page(admin, KEYS, KeyQuery(), limit=1)).rows
+    ended = (await read_page(admin, ENDED, EndedQuery(), limit=1)).rows
+    if tenants and limits and keys and ended:
+        return None
+    people = (await read_page(admin, PEOPLE, PersonQuery(), limit=2)).rows
+    first = f"/console/tenants/{tenants[0].name}" if tenants else "/console/tenants"
+    steps = (
+        ("Create a tenant: a team, a customer or a program", "/console/tenants", bool(tenants)),
+        (
+            "Set its limit, such as 1,000,000 tokens a day",
+            f"{first}/limits" if tenants else first,
+            bool(limits),
+        ),
+        ("Create a key and copy it", f"{first}/keys" if tenants else first, bool(keys)),
+        ("Send a first request with the line below", "/console/requests", bool(ended)),
+        ("Invite a colleague", "/console/people", len(people) > 1),
+    )
+    return FirstSteps(steps, curl_line(request), not ended)
+
+
+def curl_line(request: Request) -> str:
+    """A first request to this server, with a place for the key."""
+    visit, gateway = visit_of(request), gateway_of(request)
+    host = headers_of(request.scope).get("host", "127.0.0.1")
+    model, pool = next(iter(gateway.pools.items()))
+    has_chat = getattr(pool.spec.renderer, "has_chat_template", True)
+    asked = {"messages": [{"role": "user", "content": "Hello"}]} if has_chat else {"prompt": "Hello"}
+    body = json.dumps({"model": model, **asked, "max_tokens": 32})
+    path = "chat/completions" if has_chat else "completions"
+    return (
+        f"curl {'https' if visit.is_https else 'http'}://{host}/v1/{path}"
+        f' -H "authorization: Bearer {PLACEHOLDER}" -H "content-type: application/json" -d \'{body}\''
+    )
