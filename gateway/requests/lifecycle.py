@@ -235,10 +235,12 @@ class Lifecycle:
         run.estimate = self._estimates.of_call(run.call, self._clock()) or run.estimate
         return offer
 
-    def outlook(self, run: Run) -> Outlook:
+    def outlook(self, run: Run, tier: Tier | None = None) -> Outlook:
+        """`tier`: as if it were moved there."""
         now_s = self._clock()
-        expected = self._estimates.of_call(run.call, now_s) if run.in_line else None
-        return outlook(run, expected, self._dispatcher.flow.queue.tickets(), now_s)
+        call = run.call if tier is None else replace(run.call, tier=tier)
+        expected = self._estimates.of_call(call, now_s) if run.in_line else None
+        return outlook(run, expected, self._dispatcher.flow.queue.tickets(), now_s, tier)
 
     async def follow_directory(self) -> None:
         """Applies changed keys and limits: a refused key's requests end (running ones only where told), and

@@ -18,6 +18,7 @@ from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate
 from gateway.flow.controller import Ticket
 from gateway.requests.run import Run
+from tenants.types import Tier
 
 HEADER = "x-fairgate-progress"
 HEADERS_AT_ONCE_S = 0.5
@@ -37,14 +38,17 @@ class Outlook:
     time_left_s: tuple[float, float] | None
     """Until its turn, p50 and p90."""
 
+    def left_as_json(self) -> dict[str, float] | None:
+        left_s = self.time_left_s
+        return left_s and {"p50": round(left_s[0], 3), "p90": round(left_s[1], 3)}
+
     def comment(self) -> bytes:
         value = {
             "status": self.status,
             "tier": self.tier,
             "waited_s": round(self.waited_s, 3),
             "tokens_ahead": self.tokens_ahead,
-            "time_left_s": self.time_left_s
-            and {"p50": round(self.time_left_s[0], 3), "p90": round(self.time_left_s[1], 3)},
+            "time_left_s": self.left_as_json(),
         }
         return b": fairgate " + msgspec.json.encode(value) + b"\n\n"
 
@@ -67,23 +71,28 @@ def told_in_s(call: Call, estimate: Estimate | None, waited_s: float, tell_after
     return max(0.0, tell_after_s - waited_s)
 
 
-def outlook(run: Run, expected: Estimate | None, waiting: Iterable[Ticket], now_s: float) -> Outlook:
-    """`expected`: the forecast for one like it that arrives now; `waiting`: all queued requests."""
+def outlook(
+    run: Run, expected: Estimate | None, waiting: Iterable[Ticket], now_s: float, tier: Tier | None = None
+) -> Outlook:
+    """`expected`: the forecast for one like it that arrives now; `waiting`: all queued requests. `tier`: as
+    if it were moved there; it keeps its arrival."""
     call = run.call
+    tier = tier or call.tier
     waited_s = now_s - run.times.arrived_s
     if expected is None:
-        return Outlook(run.status, call.tier.value, waited_s, None, None)
-    tier = TIER_RANKS[call.tier]
-    mine = [
-        ticket.entry
-        for ticket in waiting
-        if ticket.entry.tenant_id == call.principal.tenant_id and ticket.entry.tier == tier
-    ]
-    arrived_s = next((entry.arrived_s for entry in mine if entry.entry_id == call.request_id), now_s)
-    behind = sum(entry.predicted_cost for entry in mine if entry.arrived_s >= arrived_s)
+        return Outlook(run.status, tier.value, waited_s, None, None)
+    rank = TIER_RANKS[tier]
+    of_tenant = [ticket.entry for ticket in waiting if ticket.entry.tenant_id == call.principal.tenant_id]
+    itself = next((entry for entry in of_tenant if entry.entry_id == call.request_id), None)
+    arrived_s = now_s if itself is None else itself.arrived_s
+    behind = sum(
+        entry.predicted_cost for entry in of_tenant if entry.tier == rank and entry.arrived_s >= arrived_s
+    )
     ahead = dict(expected.tokens_ahead)
     before = sum(ahead.values())
     ahead["own"] = max(0, ahead.get("own", 0) - behind)
+    if itself is not None and itself.tier < rank:  # a move down: it does not wait for itself
+        ahead["higher_tier"] = max(0, ahead.get("higher_tier", 0) - itself.predicted_cost)
     share = sum(ahead.values()) / before if before else 0.0
     left = expected.wait_s[0] * share, expected.wait_s[1] * share
-    return Outlook(run.status, call.tier.value, waited_s, ahead, left)
+    return Outlook(run.status, tier.value, waited_s, ahead, left)

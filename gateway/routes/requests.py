@@ -92,8 +92,10 @@ async def cancel_request(request: Request, request_id: FromPath[str]) -> Respons
     status_code=200,
     opt=OWN | MOVES,
     summary="Move a waiting request to another tier",
-    description="The answer states both prices, per token and for this request. With `preview` nothing moves."
-    " The budget must cover the new price; otherwise nothing changes.",
+    description="The answer states both prices, per token and for this request. With `preview` nothing moves,"
+    " and it also states how long the request would still wait (`wait_s`: p50 and p90 in seconds; null: no"
+    " estimate) where it is and in the other tier. The budget must cover the new price; otherwise nothing"
+    " changes.",
 )
 async def move_request(request: Request, request_id: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, TierChangeBody)

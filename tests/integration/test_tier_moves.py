@@ -19,7 +19,7 @@ from gateway.cluster.crash_charge import reckon
 from gateway.errors import ApiError
 from gateway.metrics.registry import Metrics
 from gateway.pools.pool import Pools
-from gateway.pools.request_actions import CANCEL, LIST, MOVE, SHOW, RequestAction, RequestActions
+from gateway.pools.request_actions import CANCEL, LIST, MOVE, OFFER, SHOW, RequestAction, RequestActions
 from gateway.requests.run import Run
 from tenants.errors import DatabaseUnavailable
 from tenants.ledger.rows import LedgerRow
@@ -307,6 +307,11 @@ async def test_another_gateways_question_is_answered_about_the_askers_own_reques
     assert (await under_way.act(RequestAction(LIST, tier="batch"))).value == []
     shown = await under_way.act(RequestAction(SHOW, request_id, tenant_id))
     assert (shown.tenant_id, shown.result()["status"]) == (tenant_id, "waiting")
+    offer = (await under_way.act(RequestAction(OFFER, request_id, None, "interactive"))).result()
+    for side in ("from", "to"):
+        wait_s = offer[side]["wait_s"]
+        assert 0 <= wait_s["p50"] <= wait_s["p90"]
+    assert offer["to"]["wait_s"]["p50"] <= offer["from"]["wait_s"]["p50"]
     moved = (
         await under_way.act(RequestAction(MOVE, request_id, tenant_id, "interactive", "operator"))
     ).result()

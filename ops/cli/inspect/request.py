@@ -140,7 +140,7 @@ def cancel(request_id: str) -> None:
 @request.command()
 @click.argument("request_id")
 @click.argument("tier", type=TIERS)
-@click.option("--preview", is_flag=True, help="Only show what it would cost.")
+@click.option("--preview", is_flag=True, help="Show the price and the expected wait; change nothing.")
 def move(request_id: str, tier: str, preview: bool) -> None:
     """Moves a waiting request to another tier at that tier's price, even one its tenant may not use.
 
@@ -157,7 +157,9 @@ def move(request_id: str, tier: str, preview: bool) -> None:
         did = "moved to" if moved["moved"] else "would move to" if preview else "was already in"
         click.echo(f"request {moved['id']} {did} {after['tier']}")
         for terms in (before, after):
-            click.echo(f"  {terms['tier']}: {_price(terms)}")
+            wait_s = terms.get("wait_s")
+            wait = f", its turn in {wait_s['p50']:.3g} s (p90 {wait_s['p90']:.3g} s)" if wait_s else ""
+            click.echo(f"  {terms['tier']}: {_price(terms)}{wait}")
 
     answer(moved, text)
 

@@ -127,6 +127,24 @@ async def test_what_the_own_tenant_sent_later_is_not_ahead() -> None:
     assert msgspec.json.decode(text.removeprefix(b": fairgate "))["time_left_s"] == {"p50": 2.0, "p90": 4.0}
 
 
+@pytest.mark.parametrize(
+    ("tier", "higher", "ahead", "left_s"),
+    [
+        # It keeps its arrival: what its tenant has there since then is behind it.
+        (Tier.INTERACTIVE, 0, {"own": 200, "others": 100, "higher_tier": 0}, (3.0, 6.0)),
+        # Below, it does not wait for itself.
+        (Tier.BATCH, 400, {"own": 300, "others": 100, "higher_tier": 300}, (3.5, 7.0)),
+    ],
+)
+async def test_what_it_would_have_before_it_in_another_tier(
+    tier: Tier, higher: int, ahead: dict[str, int], left_s: tuple[float, float]
+) -> None:
+    line = [ticket("req_1", 101.0), ticket("req_3", 103.0, tier=0), ticket("req_0", 99.0, tier=0)]
+    expected = msgspec.structs.replace(ESTIMATE, tokens_ahead=ESTIMATE.tokens_ahead | {"higher_tier": higher})
+    seen = outlook(await waiting(), expected, line, 110.0, tier)
+    assert (seen.tier, seen.tokens_ahead, seen.time_left_s) == (tier.value, ahead, left_s)
+
+
 async def test_who_is_not_in_line_yet_hears_that_its_own_limits_hold_it_back() -> None:
     run = await waiting()
     run.in_line = False
