@@ -47,4 +47,6 @@ def periods(now: datetime) -> list[Period]:
 def period_links(filters: Filters, now_s: float) -> list[PeriodLink]:
     """Of a list whose times are in UTC where they name no other zone."""
     now = datetime.fromtimestamp(now_s, UTC)
-    return [PeriodLink(one.name, one.words, one.bounds, filters.link("", **one.bounds)) for one in periods(now)]
+    return [
+        PeriodLink(one.name, one.words, one.bounds, filters.link("", **one.bounds)) for one in periods(now)
+    ]

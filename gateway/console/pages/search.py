@@ -100,9 +100,7 @@ async def _keys(request: Request, wanted: str) -> list[Hit]:
         return []
     if not visit_of(request).person.may(Act.READ_TENANT, key.tenant_id):
         return []
-    return [
-        Hit("Keys", key.name or key.prefix, f"/console/tenants/{key.tenant_id}/keys/{quote(key.key_id)}")
-    ]
+    return [Hit("Keys", key.name or key.prefix, f"/console/tenants/{key.tenant_id}/keys/{quote(key.key_id)}")]
 
 
 async def _people(request: Request, wanted: str) -> list[Hit]:

@@ -208,9 +208,7 @@ def _is_its_first_miss() -> Condition:
     return ~exists().where(same, other.c.metric < slo_misses.c.metric)
 
 
-def _with_what_happened(
-    connection: Connection, rows: Sequence[Mapping[str, Any]]
-) -> list[SettledRequest]:
+def _with_what_happened(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[SettledRequest]:
     """The rows with their misses and timelines: two statements, however many rows there are."""
     ids = [row["request_id"] for row in rows]
     missed: dict[str, list[tuple[str, str]]] = {}

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from gateway.console.pages.account.start import SENTENCES, allowed
 
 from gateway.console import assets
-from gateway.console.pages.account.start import SENTENCES, allowed
 from tenants.people.person import Person
 from tenants.people.roles import Act, Role
 
