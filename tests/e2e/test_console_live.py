@@ -125,7 +125,7 @@ async def test_twenty_open_overviews_take_one_snapshot_a_tick_however_they_are_c
                 await open_streams.enter_async_context(stream(browser, f"{OVERVIEW}/live")) for _ in range(10)
             ]
             tabs = urlencode({f"tab{number}": f"{OVERVIEW}/live" for number in range(10)})
-            shared = await open_streams.enter_async_context(stream(browser, f"/console/live?{tabs}"))
+            shared = await open_streams.enter_async_context(stream(browser, f"/console/streams?{tabs}"))
             assert "Who gets what" in await anext(shared)
             watching = (await browser.get("/metrics")).text
             assert "fairgate_console_watchers 20.0" in watching
@@ -169,7 +169,7 @@ async def test_a_stream_ends_with_its_session_and_says_so(server: Server) -> Non
         # And one that is opened afterwards says so immediately, instead of a page that no stream can hold.
         # Each region leads back to its own page.
         tabs = urlencode({"one": f"{OVERVIEW}/live", "two": f"{WAITING}/live?tier=batch"})
-        async with stream(browser, f"/console/live?{tabs}") as events:
+        async with stream(browser, f"/console/streams?{tabs}") as events:
             rest = sorted([each async for each in events])
         for each, name, page in zip(
             rest, ("one", "two"), ("overview", "waiting%3Ftier%3Dbatch"), strict=True
@@ -197,7 +197,7 @@ async def test_a_member_sees_the_own_tenants_requests_alone_also_in_the_stream(
             tabs = urlencode(
                 {"a": f"{OVERVIEW}/live", "b": f"{WAITING}/live", "c": "/console/x/live", "d": WAITING}
             )
-            async with stream(browser, f"/console/live?{tabs}") as events:
+            async with stream(browser, f"/console/streams?{tabs}") as events:
                 shared = {(each := await anext(events)).partition("\n")[0]: each for _ in range(3)}
             for name in ("id: a", "id: c"):
                 assert shared[name].startswith(

@@ -17,7 +17,7 @@
       const regions = wanted();
       if (!regions.length) return;
       heard = Date.now();
-      source = new EventSource(`/console/live?${new URLSearchParams(regions)}`);
+      source = new EventSource(`/console/streams?${new URLSearchParams(regions)}`);
       for (const kind of ["message", "stopped", "ended"]) source.addEventListener(kind, pass);
       source.onerror = () => {
         source.close();

@@ -21,7 +21,7 @@ from gateway.console.return_path import START, safe
 from gateway.http.asgi import Request
 from tenants.storage.task_stop import stop
 
-PATH = f"{START}{LIVE}"
+PATH = f"{START}/streams"
 log = logging.getLogger("fairgate.gateway.console")
 _NAME = re.compile(r"[a-z0-9]{1,32}")
 
