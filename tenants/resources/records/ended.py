@@ -42,11 +42,13 @@ class EndedQuery(ListQuery, frozen=True, rename=TIMES):
             kind=Kind.CHOICE,
             choices=tuple(Cause),
             label="Missed because of",
-            help="It missed a target for this cause.",
+            help="Only requests that missed a target for this cause.",
         ),
     ] = None
-    since: Annotated[str | None, Filter(_settle.at_us, Kind.SINCE, help="It ended from then on.")] = None
-    until: Annotated[str | None, Filter(_settle.at_us, Kind.UNTIL, help="It ended before then.")] = None
+    since: Annotated[
+        str | None, Filter(_settle.at_us, Kind.SINCE, help="It ended at or after this time.")
+    ] = None
+    until: Annotated[str | None, Filter(_settle.at_us, Kind.UNTIL, help="It ended before this time.")] = None
 
 
 @dataclass(frozen=True, slots=True)
