@@ -69,7 +69,7 @@ def options_of(query: type[ListQuery], rows: int) -> list[click.Parameter]:
         limit = Number(int, 1, MAX_PAGE)
         options += [
             click.Option(["--limit"], type=limit, default=rows, show_default=True, help="Rows at most."),
-            click.Option(["--cursor"], help="Next page of a list with the same filter."),
+            click.Option(["--cursor"], help="Next page, with the same filters."),
         ]
     return options
 
@@ -177,7 +177,7 @@ def act_command(resource: Resource[Any], act: ResourceAct) -> Command:
     if act.is_on_one:
         params.append(click.Argument(["reference"], metavar=resource.name.upper()))
         if resource.is_named_in_tenant:
-            words = f"Whose it is (name or id); needed where {resource.name.upper()} is a name."
+            words = f"Tenant (name or id); needed if {resource.name.upper()} is a name."
             params.append(click.Option(["--tenant", "of_tenant"], help=words))
     params += command_parameters(act)
     return Command(

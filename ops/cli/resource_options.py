@@ -62,7 +62,7 @@ def field_option(one: CommandField, is_change: bool = False) -> click.Parameter:
     if one.name.endswith("_nanousd"):
         words = f"{words.rstrip('.')} (150 = $0.15 per million tokens)."
     if none:
-        words += f"  [{one.field.none}: none of its own]"
+        words += f"  [{one.field.none}: remove it]"
     elif one.field.without and not is_change:
         words += f"  [default: {one.field.without}]"
     if one.is_flag:
@@ -128,7 +128,7 @@ def values_of(act: ResourceAct, given: Mapping[str, Any]) -> Json:
         options = [one.option for one in optional] + [
             one.field.none for one in optional if one.field.none.startswith("--")
         ]
-        raise click.UsageError(f"say what changes: {', '.join(options)}")
+        raise click.UsageError(f"give an option to change: {', '.join(options)}")
     return values
 
 

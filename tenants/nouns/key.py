@@ -66,7 +66,7 @@ class KeyChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     scopes: Annotated[
         list[str] | None,
         Field(
-            "What it may do (repeat: together they are all).",
+            "What it may do (repeat for all scopes).",
             option="--scope",
             choices=tuple(sorted(SCOPES)),
             schema={"minItems": 1},
@@ -76,30 +76,30 @@ class KeyChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     expires_in_s: Annotated[
         float | None,
         Field(
-            "Its end, from now: 12h or 30d.",
+            "When it expires, from now: 12h or 30d.",
             option="--expires-in",
             is_duration=True,
             schema={"exclusiveMinimum": 0, "maximum": MAX_EXPIRY_S},
-            without="for ever",
+            without="never",
         ),
     ] = None
     expires: Annotated[
-        str | None, Field("Its end in place of that: ISO 8601 with a time zone.", none=NEVER)
+        str | None, Field("When it expires, such as 2027-01-31T18:00:00+01:00.", none=NEVER)
     ] = None
     models: Annotated[
         list[str] | None,
         Field(
-            "Model it may use (repeat: together they are all).",
+            "Model it may use (repeat for all models).",
             option="--model",
             none="--all-models",
-            none_help="It may use its tenant's models again.",
+            none_help="Allow all models of its tenant again.",
             without="the tenant's",
         ),
     ] = None
     tiers: Annotated[
         list[str] | None,
         Field(
-            "Tier it may use (repeat: together they are all).",
+            "Tier it may use (repeat for all tiers).",
             option="--tier",
             choices=TIERS,
             none=OF_TENANT,
@@ -108,7 +108,7 @@ class KeyChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
     default_tier: Annotated[
         str | None,
-        Field("Tier of its requests that name none.", choices=TIERS, none=OF_TENANT, without="the tenant's"),
+        Field("Default tier of its requests.", choices=TIERS, none=OF_TENANT, without="the tenant's"),
     ] = None
     allow_from: Annotated[
         list[str] | None,
@@ -116,7 +116,7 @@ class KeyChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             "Network or address that it may be used from (repeat).",
             metavar="CIDR",
             none="--allow-from-anywhere",
-            none_help="It may be used from anywhere again.",
+            none_help="Allow all addresses again.",
             without="anywhere",
         ),
     ] = None
@@ -125,8 +125,8 @@ class KeyChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class KeyCreate(KeyChange, kw_only=True, forbid_unknown_fields=True):
     """`POST /admin/v1/keys`."""
 
-    tenant: Annotated[str, Field("Whose key it is (name or id).")]
-    project: Annotated[str | None, Field("Its project; made when it is new.", without="default")] = None
+    tenant: Annotated[str, Field("Tenant (name or id).")]
+    project: Annotated[str | None, Field("Project; created if it does not exist.", without="default")] = None
 
 
 class KeyRotate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -135,7 +135,7 @@ class KeyRotate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     grace_s: Annotated[
         float,
         Field(
-            "How long the old secret goes on working.",
+            "How long the old secret still works.",
             option="--grace",
             option_default="1h",
             is_duration=True,

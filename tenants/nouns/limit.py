@@ -52,26 +52,27 @@ class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /admin/v1/limits`. It binds the platform, or a tenant, or one project, key or end user of it, or
     each of its end users."""
 
-    tenant: Annotated[str | None, Field("The tenant that it binds (name or id).")] = None
-    platform: Annotated[bool, Field("It binds all tenants together.")] = False
+    tenant: Annotated[str | None, Field("Tenant (name or id).")] = None
+    platform: Annotated[bool, Field("All tenants together.")] = False
     meter: Annotated[str, Field("What is counted.", "Of", choices=tuple(Meter))]
     project: Annotated[str | None, Field("Only this project of the tenant.")] = None
-    key: Annotated[str | None, Field("Only this key of the tenant: its id, in a file its name.")] = None
+    key: Annotated[str | None, Field("Only this key of the tenant (id; in a file, name).")] = None
     end_user: Annotated[
         str | None,
         Field("Only this end user, as requests name it (safety_identifier, else user).", schema=_USER),
     ] = None
-    each_end_user: Annotated[
-        bool, Field("Each end user without a limit of its own; each has a counter of its own.")
-    ] = False
+    each_end_user: Annotated[bool, Field("Each end user without an own limit, each with an own counter.")] = (
+        False
+    )
     window: Annotated[str | None, Field("Calendar window of the amount.", "In", choices=tuple(Window))] = None
     time_zone: Annotated[
-        str, Field("Where the window's days begin.", "Time zone of days and months", schema=_ZONE)
+        str,
+        Field("Time zone in which the window's days begin.", "Time zone of days and months", schema=_ZONE),
     ] = "UTC"
     rate_per_s: Annotated[
         float | None,
         Field(
-            "A bucket that refills by this a second, up to its burst.",
+            "A bucket that refills by this much a second, up to its burst.",
             "Rate a second",
             "--rate",
             schema=_RATE,
@@ -80,8 +81,8 @@ class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ceiling_per_s: Annotated[
         float | None,
         Field(
-            "Of a hard rate of tokens in tier batch: it refills by up to this a second while the engines have"
-            " capacity to spare (gateway.control acting); never below the rate. Left out: never faster.",
+            "For a hard token rate in tier batch: refill up to this much a second while engines have spare"
+            " capacity (gateway.control acting). Left out: never faster than the rate.",
             *("Ceiling a second", "--ceiling"),
             schema=_RATE,
         ),
@@ -89,8 +90,8 @@ class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     amount: Annotated[
         int,
         Field(
-            "Size of the window, of the bucket (its burst), or the concurrency, in the meter's unit. 0 admits"
-            " nothing.",
+            "Size of the window, of the bucket (its burst), or the concurrency, in the meter's unit. 0"
+            " refuses all.",
             schema=_AMOUNT,
         ),
     ]
@@ -106,8 +107,8 @@ class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     above_tokens: Annotated[
         int,
         Field(
-            "Only requests of more tokens than this: prompt and max_tokens together (without max_tokens: what"
-            " the context leaves); 0: all.",
+            "Only requests of more tokens than this: prompt plus max_tokens (without max_tokens: what the"
+            " context leaves). 0: all.",
             *("Only requests of more tokens than", "--above"),
             schema=_ABOVE,
         ),
@@ -115,7 +116,7 @@ class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     thresholds: Annotated[
         list[int] | None,
         Field(
-            "Where a soft limit alerts, in per cent of the amount (repeat).  [default: 80 and 100]",
+            "When a soft limit alerts, in per cent of the amount (repeat).  [default: 80 and 100]",
             option="--threshold",
             schema=_PER_CENT,
             hundred=100,
@@ -127,19 +128,19 @@ class LimitOverride(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /admin/v1/limits/{id}/override`."""
 
     amount: Annotated[
-        int, Field("The window's size, the bucket's burst or the concurrency meanwhile.", schema=_AMOUNT)
+        int, Field("The window's size, the bucket's burst or the concurrency for that time.", schema=_AMOUNT)
     ]
     rate_per_s: Annotated[
-        float | None, Field("A bucket's rate meanwhile.  [default: its own]", schema=_RATE)
+        float | None, Field("A bucket's rate for that time.  [default: its own]", schema=_RATE)
     ] = None
     until: Annotated[
-        str | None, Field("Its end, such as 2026-01-31T18:00:00+01:00.", schema={"format": "date-time"})
+        str | None, Field("When it ends, such as 2026-01-31T18:00:00+01:00.", schema={"format": "date-time"})
     ] = None
     for_s: Annotated[
         float | None,
-        Field("In place of it how long: 2h or 3d.", option="--for", is_duration=True, schema=_FOR),
+        Field("How long instead: 2h or 3d.", option="--for", is_duration=True, schema=_FOR),
     ] = None
-    reason: Annotated[str, Field("Why, for those who find it later.", schema=_REASON)]
+    reason: Annotated[str, Field("Why; shown with the override.", schema=_REASON)]
 
 
 TERMS = tuple(one.name for one in fields_of(LimitSet) if one.name not in SUBJECTS)

@@ -34,4 +34,4 @@ class ProjectCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /admin/v1/projects`."""
 
     name: Annotated[str, Field(is_argument=True, schema={"pattern": f"^({checks.NAME.pattern})$"})]
-    tenant: Annotated[str, Field("Whose project it is (name or id).")]
+    tenant: Annotated[str, Field("Tenant (name or id).")]

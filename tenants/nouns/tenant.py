@@ -32,13 +32,16 @@ Id = Annotated[str, As("id")]
 EndsRunning = Annotated[bool, As(json="now", is_only_if_true=True)]
 """Whether a suspension or revocation also ends what runs."""
 _NAME = Field(is_argument=True, schema={"pattern": f"^({checks.NAME.pattern})$"})
-_WEIGHT = Field("Its share.", schema={"minimum": MIN_WEIGHT, "maximum": MAX_WEIGHT})
+_WEIGHT = Field(
+    "Share of the GPU when busy: weight 2 gets twice as much as weight 1.",
+    schema={"minimum": MIN_WEIGHT, "maximum": MAX_WEIGHT},
+)
 _LOW_BUDGET = Field(
-    "When a budget no longer covers a request's worst case: refuse it, or cut its answer.",
+    "When a budget does not cover the longest answer of a request: refuse it, or shorten the answer.",
     choices=tuple(OnLowBudget),
 )
 _RESERVED = Field(
-    "Cost tokens (input + 2 x output) per second that it gets before all others; 0: none.",
+    "Cost tokens (input + 2 x output) per second that it gets before all others. 0: none.",
     option="--reserve",
     schema={"minimum": 0, "maximum": MAX_RESERVED_TOKENS_PER_S},
 )
@@ -72,11 +75,11 @@ class TenantCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     name: Annotated[str, _NAME]
     weight: Annotated[float, _WEIGHT] = 1.0
-    tier: Annotated[str, Field("Tier of its requests.", choices=TIERS)] = Tier.STANDARD.value
+    tier: Annotated[str, Field("Default tier of its requests.", choices=TIERS)] = Tier.STANDARD.value
     tiers: Annotated[
         list[str] | None,
         Field(
-            "Tiers it may ask for (repeat).  [default: --tier and the ones served after it]",
+            "Tier it may use (repeat).  [default: --tier and those served after it]",
             option="--may-use",
             choices=TIERS,
         ),
@@ -90,9 +93,9 @@ class TenantChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`PATCH /admin/v1/tenants/{tenant}`. None: it stays."""
 
     weight: Annotated[float | None, _WEIGHT] = None
-    tier: Annotated[str | None, Field("Tier of its requests.", choices=TIERS)] = None
+    tier: Annotated[str | None, Field("Default tier of its requests.", choices=TIERS)] = None
     tiers: Annotated[
-        list[str] | None, Field("Tiers it may ask for (repeat).", option="--may-use", choices=TIERS)
+        list[str] | None, Field("Tier it may use (repeat).", option="--may-use", choices=TIERS)
     ] = None
     models: Annotated[list[str] | None, Field("Model it may use (repeat).", option="--model")] = None
     """An empty list: all."""
@@ -103,11 +106,11 @@ class TenantChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     labels: Annotated[
         dict[str, list[str]] | None,
         Field(
-            "Value that a label of its requests may have (repeat: together they are all that it may have).",
+            "Allowed value of a label of its requests (repeat for all allowed values).",
             option="--label",
             metavar="KEY=VALUE",
             none="--drop-label",
-            none_help="Label that is no more (repeat).",
+            none_help="Remove this label (repeat).",
         ),
     ] = None
     """Keys of requests' `metadata` that go to the ledger, each with the values allowed; an empty list drops
@@ -118,7 +121,7 @@ class Withdrawal(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /admin/v1/tenants/{tenant}/suspend`, `POST /admin/v1/projects/{project}/suspend` and
     `DELETE /admin/v1/keys/{id}`; without a body: not now."""
 
-    now: Annotated[bool, Field("End what runs as well, charged for what it emitted.")] = False
+    now: Annotated[bool, Field("Also end running requests, charged for the tokens they emitted.")] = False
 
 
 def tier_names(tiers: frozenset[Tier]) -> list[str]:

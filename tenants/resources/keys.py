@@ -120,7 +120,7 @@ CREATE = ResourceAct(
     act=Act.MAKE_KEY,
     summary="Create a key",
     description="The answer's `key` is the secret, shown this once.",
-    command_help="""Creates a key and shows its secret, this once.
+    command_help="""Creates a key and shows its secret, only this once.
 
 \b
 --json answers:
@@ -197,10 +197,10 @@ KEYS = Resource(
             description="What is not named stays as it is. In force from the next request on; a new end also"
             " counts for what waits.",
             command_verb="set",
-            command_help="""Changes a key; what is not named stays, also when it is rotated. KEY may be its
-    prefix.
+            command_help="""Changes a key; options that are not given stay. KEY is an id or prefix.
 
-    In force in every gateway when this returns, from the next request on; a new end also ends what waits.
+    In force in every gateway when this returns, from the next request on; an earlier expiry also ends waiting
+    requests.
 
     \b
     --json answers what `key create` answers, without "key".
@@ -217,7 +217,7 @@ KEYS = Resource(
             act=Act.MAKE_KEY,
             summary="Give a key a new secret",
             description="Older secrets work `grace_s` longer.",
-            command_help="""Gives a key a new secret, shown once; the old one works for the grace time.
+            command_help="""Gives a key a new secret, shown once; the old one works for the grace period.
 
     \b
     --json answers what `key create` answers.
@@ -241,8 +241,9 @@ KEYS = Resource(
             act=Act.REVOKE_KEY,
             summary="Revoke a key",
             description="For good. Waiting and running requests as of a suspended tenant.",
-            command_help="""Revokes a key for good, in every gateway when this returns; what waits ends,
-    refunded. What runs goes on to its end, or with --now ends as well. KEY may be its prefix.
+            command_help="""Revokes a key for good, in every gateway when this returns.
+
+    Waiting requests end and are refunded; running ones finish, or end with --now. KEY is an id or prefix.
 
     \b
     --json answers what `key create` answers, without "key", with "revoked_at" and, with --now, "now": true.
@@ -251,7 +252,9 @@ KEYS = Resource(
             words=lambda key: f"key {key['id']} of {key['tenant']} revoked",
         ),
     ),
-    group_help="""API keys: made for a tenant, shown once, revoked within a second.
+    group_help="""API keys of tenants.
+
+    A key is shown once, when it is created, and can be revoked within a second.
 
     \b
       fairgate key create --tenant acme

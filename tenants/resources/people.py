@@ -183,7 +183,9 @@ PEOPLE = Resource(
             has_command=False,
         ),
     ),
-    group_help="""People who may log in to the console: owners, operators, auditors, and members of tenants.
+    group_help="""People who may log in to the console.
+
+    Owners, operators, auditors, and members of tenants.
 
     \b
       fairgate person invite ada@example.org --role owner

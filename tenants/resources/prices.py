@@ -102,8 +102,9 @@ PRICES = Resource(
     """,
         ),
     ),
-    group_help="""The price book: integer nano-dollars a token (150 is 0.15 dollars a million), by model
-    and tier.
+    group_help="""The price book: prices by model and tier.
+
+    In nano-dollars per token: 150 is $0.15 per million tokens.
 
     \b
       fairgate price set my-model --input 150 --cached 75 --output 600

@@ -1,4 +1,4 @@
-"""Projects: parts of a tenant with keys and limits of their own."""
+"""Projects: parts of a tenant with their own keys and limits."""
 
 from __future__ import annotations
 
@@ -97,8 +97,9 @@ PROJECTS = Resource(
             summary="Suspend a project",
             description=f"{REFERENCE} Its keys are refused with 403 `project_suspended`; waiting and running"
             " requests as of a tenant.",
-            command_help="""Suspends a project, in every gateway when this returns: its keys open nothing any
-    more, and what waits ends, refunded. What runs goes on to its end, or with --now ends as well.
+            command_help="""Suspends a project, in every gateway when this returns.
+
+    Its keys are refused. Waiting requests end and are refunded; running ones finish, or end with --now.
 
     \b
     PROJECT is its id, or with --tenant its name.
@@ -117,7 +118,7 @@ PROJECTS = Resource(
             path="/{reference}/resume",
             summary="Undo a project's suspension",
             description=REFERENCE,
-            command_help="""Undoes a suspension.
+            command_help="""Resumes a suspended project.
 
     \b
     PROJECT is its id, or with --tenant its name.
@@ -126,7 +127,7 @@ PROJECTS = Resource(
             words=lambda resumed: f"project {resumed['name']} of {resumed['tenant']} is active again",
         ),
     ),
-    group_help="""Projects: parts of a tenant with keys and limits of their own.
+    group_help="""Projects: parts of a tenant with their own keys and limits.
 
     \b
       fairgate project create chatbot --tenant acme

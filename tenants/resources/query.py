@@ -43,9 +43,9 @@ MOST = dict.fromkeys((Kind.TENANT, Kind.PROJECT, Kind.KEY), 64)
 """Characters of names, ids and prefixes."""
 HELP = {
     Kind.TENANT: "Name or id.",
-    Kind.PROJECT: "Id, or beside the tenant its name.",
+    Kind.PROJECT: "Id; with the tenant also a name.",
     Kind.KEY: "Id or visible prefix.",
-    Kind.REQUEST: "Its id, or that of its answer.",
+    Kind.REQUEST: "Id of the request or of its answer.",
     Kind.SINCE: "From this time on.",
     Kind.UNTIL: "Before this time.",
 }

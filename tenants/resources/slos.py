@@ -78,7 +78,7 @@ SLOS = Resource(
             description="Of a tier, or of one tenant in a tier, whose own target then counts instead. The"
             " same tenant, tier and metric are replaced; what was counted stays. `metric`:"
             f" {', '.join(METRICS)}.",
-            command_help="""Sets a target; the same tenant, tier and metric are replaced, and counts stay.
+            command_help="""Sets a target, in place of that of the same tenant, tier and metric.
 
     \b
     --json answers:
@@ -114,14 +114,14 @@ SLOS = Resource(
         order=lambda slo: (list(Tier).index(slo.tier), METRICS.index(slo.metric)),
         of_tenants=True,
     ),
-    group_help="""Targets of a tier or a tenant, error budgets, and the causes of misses.
+    group_help="""Latency targets, error budgets and causes of misses.
 
     \b
       fairgate slo set --tier interactive --metric ttft --target 0.5 --percentile 95
       fairgate slo set --tier interactive --metric ttft --target 0.3 --tenant acme
       fairgate slo list
       fairgate slo report --tenant acme
-      fairgate slo misses --cause scheduling --from 24h
+      fairgate slo misses --cause scheduling --since 24h
       fairgate slo remove slo_…
     """,
     command_help="""Lists targets.

@@ -22,7 +22,7 @@ from tenants.storage.tables import tenants
 class TenantQuery(ListQuery, frozen=True):
     """Which tenants. None: all."""
 
-    search: Annotated[str | None, Filter(help="Part of the name, in any case.")] = None
+    search: Annotated[str | None, Filter(help="Part of the name; case does not matter.")] = None
 
 
 def _read(connection: Connection, request: PageRequest) -> tuple[list[Tenant], SortKey | None]:
@@ -74,7 +74,7 @@ TENANTS = Resource[Any](
             command_help="""Creates a tenant.
 
     \b
-    Two tenants that both wait in the same tier are served in proportion to their weights.
+    When tenants wait in the same tier, weight 2 gets twice as much as weight 1.
     --json answers:
       {"id": "ten_…", "name": "acme", "status": "active", "weight": 2.0, "reserved_tokens_per_s": 0.0,
        "reserved_tier": null, "on_low_budget": "refuse", "default_tier": "interactive",
@@ -94,13 +94,13 @@ TENANTS = Resource[Any](
             method="PATCH",
             path="/{reference}",
             summary="Change a tenant",
-            description="What is not named stays as it is.",
+            description="Fields that are not given stay as they are.",
             command_verb="set",
-            command_help="""Changes a tenant; what is not named stays. TENANT is its name or id.
+            command_help="""Changes a tenant; options that are not given stay. TENANT is a name or id.
 
     \b
-    A new --tier without --may-use allows it and the ones served after it.
-    A label is a key of a request's `metadata` that goes to the ledger with it.
+    A new --tier without --may-use also allows the tiers served after it.
+    Labels are keys of a request's `metadata` that are stored in the ledger.
     --json answers what `tenant create` answers.
     """,
             words=lambda tenant: f"tenant {tenant['name']} changed",
@@ -117,10 +117,11 @@ TENANTS = Resource[Any](
             path="/{reference}/suspend",
             summary="Suspend a tenant",
             description="Its keys are refused with 403 `tenant_suspended`, and its waiting requests end with"
-            " 401 and are refunded. Running ones go on to their end, or with `now` end as well, charged for"
-            " what they emitted.",
-            command_help="""Suspends a tenant, in every gateway when this returns: its keys open nothing any
-    more, and what waits ends, refunded. What runs goes on to its end, or with --now ends as well.
+            " 401 and are refunded. Running ones finish, or with `now` end as well, charged for the"
+            " tokens that they emitted.",
+            command_help="""Suspends a tenant, in every gateway when this returns.
+
+    Its keys are refused. Waiting requests end and are refunded; running ones finish, or end with --now.
 
     \b
     --json answers what `tenant create` answers, with "status": "suspended" and, with --now, "now": true.
@@ -134,8 +135,8 @@ TENANTS = Resource[Any](
                 lambda admin, call: admin.tenants.resume(call.actor, call.reference, if_match=call.if_match)
             ),
             path="/{reference}/resume",
-            summary="Undo a suspension",
-            command_help="""Undoes a suspension.
+            summary="Resume a suspended tenant",
+            command_help="""Resumes a suspended tenant.
 
     \b
     --json answers what `tenant create` answers, with "status": "active".
@@ -143,7 +144,7 @@ TENANTS = Resource[Any](
             words=lambda tenant: f"tenant {tenant['name']} is active again",
         ),
     ),
-    group_help="""Tenants: who shares the engines, and with which weight.
+    group_help="""Tenants: who shares the engines, and their weights.
 
     \b
       fairgate tenant create acme --weight 2 --tier interactive

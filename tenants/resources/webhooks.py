@@ -116,7 +116,9 @@ WEBHOOKS = Resource(
             words=lambda done: f"{done['events']} events wait to be sent again",
         ),
     ),
-    group_help="""Webhooks: alerts and checkpoints of the audit, signed as Standard Webhooks.
+    group_help="""Webhooks for alerts and audit checkpoints.
+
+    They are signed as Standard Webhooks.
 
     \b
       fairgate webhook add https://hooks.example.org/fairgate

@@ -35,14 +35,15 @@ from tenants.types import Limit, LimitMode, Meter, SubjectKind, Window
 
 @group()
 def limit() -> None:
-    """Limits on all tenants together, a tenant, a project, a key or an end user: budgets per window, rates,
-    concurrency.
+    """Limits on tokens, cost, requests, rates and concurrency.
+
+    On all tenants together, a tenant, a project, a key or an end user.
 
     \b
-      fairgate limit set --tenant acme --meter total_tokens --window day --amount 1000000
+      fairgate limit set --tenant acme --meter total_tokens --window day --amount 1m
       fairgate limit set --tenant acme --meter output_tokens --rate 500 --burst 5000 --tier interactive
       fairgate limit set --tenant acme --meter concurrency --amount 20
-      fairgate limit set --tenant acme --meter cost_nanousd --window month --amount 5000000000 --soft
+      fairgate limit set --tenant acme --meter cost_nanousd --window month --amount 5bn --soft   # $5
       fairgate limit set --tenant acme --each-end-user --meter requests --window day --amount 200
       fairgate limit set --platform --model large --tier batch --meter output_tokens --rate 5000 --burst 50000
       fairgate limit set --tenant acme --tier batch --meter output_tokens --rate 50 --ceiling 400 --burst 500
@@ -59,13 +60,15 @@ EXAMPLE = Limit(
     created_us=1_769_860_800_000_000,
 )
 SHOWN = json.dumps(limit_as_json(EXAMPLE) | {"tenant": "acme", "subject": "acme"}, ensure_ascii=False)
-SET_HELP = f"""Sets a limit, in force in every gateway when this returns; the same subject, meter, shape,
-tier, model and --above are replaced, and what was used stays used. A first limit begins at zero: it
-counts what is under way and what comes, not what had ended before ("counts_since").
+SET_HELP = f"""Sets a limit, in force in every gateway when this returns.
+
+It replaces the limit of the same subject, meter, shape, tier, model and --above, and keeps what was used. A
+new limit starts at zero: it counts running and future requests, not finished ones ("counts_since").
 
 \b
 Three shapes: --window with --amount; --rate with --burst; --meter concurrency with --amount.
-A hard limit (the default) is never exceeded by a single token; gpu_ms is exact to one step.
+A hard limit (the default) is never exceeded by a single token; gpu_ms is exact to one step. Units: tokens,
+requests, milliseconds of GPU (gpu_ms), nano-dollars (cost_nanousd: 5bn = $5).
 --json answers:
 {textwrap.indent(textwrap.fill(SHOWN, 100), "  ")}
 Exit code 3: set, but a gateway has not confirmed it within 5 seconds; "not_in_force_on" names it.
@@ -77,13 +80,13 @@ TWO_OPTIONS = {
         click.Option(
             ["--amount"],
             type=Number(int, 0),
-            help="Size of the window, or the concurrency, in the meter's unit. 0 admits nothing.",
+            help="Size of the window, or the concurrency, in the meter's unit: 1,000,000 or 1m. 0 refuses all.",
         ),
         click.Option(["--burst"], type=Number(int, 1), help="Size of the bucket that --rate refills."),
     ),
     "mode": (
         click.Option(["--soft"], is_flag=True, help="Alert instead of refusing."),
-        click.Option(["--shadow"], is_flag=True, help="Only count what it would have refused."),
+        click.Option(["--shadow"], is_flag=True, help="Only count what it would refuse."),
     ),
 }
 SET_OPTIONS = [
@@ -121,7 +124,7 @@ def set_(
     answer(
         shown,
         f"limit {made.limit_id} set: {in_words(made)}\n"
-        f"it counts since {since}: requests that had ended by then are not counted",
+        f"it counts from {since}: requests that finished before are not counted",
     )
 
 
@@ -135,7 +138,7 @@ def _override_options() -> list[click.Parameter]:
 
 @limit.command(params=_override_options())
 def override(limit_id: str, clear: bool, **given: Any) -> None:
-    """Puts another amount in force for a time; then the limit is by itself as it was set.
+    """Changes the amount of a limit for a time; then the limit is as it was set.
 
     \b
       fairgate limit override lim_… --amount 2000000 --for 12h --reason "launch day"
@@ -251,10 +254,11 @@ def noticed_in_words(events: Sequence[LimitEvent]) -> str:
 
 @limit.command(name="list")
 @click.option("--tenant", help="Only this tenant's (name or id).")
-@click.option("--end-user", help="How much this one has used of its tenant's default for end users.")
+@click.option("--end-user", help="Show the use of this end user of its tenant's default.")
 def list_(tenant: str | None, end_user: str | None) -> None:
-    """Lists limits: how much is used (a running server knows), which one of a tenant binds first, what
-    overrides them now, and what soft and shadow ones noticed in their newest window.
+    """Lists limits: how much is used, which one binds first, overrides and alerts.
+
+    Use needs a running server. Soft and shadow limits show what they noticed in their newest window.
 
     \b
     --json answers a list of what `limit show` answers, with the events of the newest window:
@@ -266,7 +270,7 @@ def list_(tenant: str | None, end_user: str | None) -> None:
 
     def text() -> None:
         if not views and tenant is not None:
-            click.echo(f"{tenant} has no limits: nothing bounds what it may use")
+            click.echo(f"{tenant} has no limits")
             return
         rows = [
             (
@@ -290,10 +294,11 @@ def _shown(named: Mapping[str, Any], in_use: Mapping[str, Any]) -> dict[str, Any
 
 @limit.command()
 @click.argument("limit_id")
-@click.option("--end-user", help="How much this one has used of a default for end users.")
+@click.option("--end-user", help="Show the use of this end user of a default.")
 def show(limit_id: str, end_user: str | None) -> None:
-    """Shows one limit: how much is used (a running server knows), and everything it noticed: thresholds
-    reached, requests it would have refused.
+    """Shows one limit: how much is used, thresholds reached, requests it would have refused.
+
+    Use needs a running server.
 
     \b
     --json answers what `limit set` answers, with:
@@ -309,7 +314,7 @@ def show(limit_id: str, end_user: str | None) -> None:
     def text() -> None:
         one = shown.limit
         click.echo(f"{one.limit_id}: {in_words(one)}, on {subject_in_words(one, named)}")
-        click.echo(use_in_words(in_use.get(limit_id)) or "use: not known, no server runs here")
+        click.echo(use_in_words(in_use.get(limit_id)) or "use: unknown, no server runs here")
         if one.override is not None:
             click.echo(f"override: {override_in_words(shown)}")
         if one.thresholds:

@@ -19,7 +19,7 @@ from ops.reporting import table
 
 @group()
 def model() -> None:
-    """Models: our own engine's, those of other servers (setting upstreams), and aliases.
+    """Models and aliases, ours and those of other servers.
 
     \b
       fairgate model list
@@ -29,7 +29,7 @@ def model() -> None:
 
 @model.command(name="list")
 def list_() -> None:
-    """Lists every name that a model has in the API, and what stands behind it.
+    """Lists every model name of the API, and what serves it.
 
     \b
     While a server runs here, also what each server can do beyond plain text. --json answers:
@@ -90,7 +90,7 @@ def _means(means: dict[str, Any]) -> str:
 
 @model.command()
 def check() -> None:
-    """Asks every other server whether it serves the model that the settings expect of it, and as it is told.
+    """Checks that every other server serves the model that the settings expect, correctly.
 
     \b
     Sends one GET /v1/models to each, reads its Prometheus page where one is named, and asks for two answers

@@ -16,7 +16,7 @@ price = groups((PRICES,))["price"]
 
 @price.command()
 @click.argument("model")
-@click.option("--most", type=Number(int, 1, MAX_PAGE), default=100, show_default=True, help="So many rows.")
+@click.option("--most", type=Number(int, 1, MAX_PAGE), default=100, show_default=True, help="Rows at most.")
 def history(model: str, most: int) -> None:
     """Shows every version of one model's prices, newest first.
 

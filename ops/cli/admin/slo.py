@@ -25,11 +25,11 @@ slo = groups((SLOS, MISSES))["slo"]
 @click.option("--tenant", help="Only this tenant (name or id).")
 @click.option("--tier", type=click.Choice(TIERS), help="Only this tier.")
 def report(tenant: str | None, tier: str | None) -> None:
-    """How targets were met over thirty days: attainment, budget left, burn rates, causes of the misses.
+    """Shows how targets were met over thirty days: attainment, budget left, causes of misses.
 
-    A burn rate of 1 uses the error budget up exactly at the end of the period. An alert fires when both its
-    windows burn at its rate: 14.4 over an hour and five minutes, 6 over six hours and thirty minutes (page),
-    1 over three days and six hours (ticket).
+    A burn rate of 1 uses up the error budget exactly at the end of the period. An alert fires when both its
+    windows burn too fast: 14.4x in an hour and five minutes, 6x in six hours and thirty minutes (page), 1x in
+    three days and six hours (ticket).
 
     \b
     --json answers:
@@ -43,7 +43,7 @@ def report(tenant: str | None, tier: str | None) -> None:
 
     def text() -> None:
         if not reports:
-            click.echo("nothing to report: no target is set (`fairgate slo set`), or nothing was sent since")
+            click.echo("nothing to report: no target is set (`fairgate slo set`), or no request came since")
             return
         columns: tuple[str, ...]
         columns = ("tenant", "tier", "metric", "within", "wanted", "met", "requests", "budget left")
@@ -54,8 +54,8 @@ def report(tenant: str | None, tier: str | None) -> None:
                 if burn.fires:
                     where = f"{report.tenant_name}, {report.slo.tier.value} {report.slo.metric}"
                     click.secho(
-                        f"{burn.alert.severity}: {where} burns its budget {burn.long_rate:.1f} times as fast"
-                        f" as it may over {_hours(burn.alert.long_s)}",
+                        f"{burn.alert.severity}: {where} error budget burning {burn.long_rate:.1f}x too"
+                        f" fast (last {_hours(burn.alert.long_s)})",
                         fg="red" if burn.alert.severity == "page" else "yellow",
                     )
 

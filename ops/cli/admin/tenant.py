@@ -50,6 +50,6 @@ def show(name: str) -> None:
             ]
             table("limits", ("id", "binds", "limit"), limits)
         else:
-            click.echo("no limits: nothing bounds what it may use")
+            click.echo("no limits")
 
     answer(named, text)

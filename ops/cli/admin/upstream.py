@@ -22,23 +22,24 @@ POLL_S = 0.2
 
 @click.group(cls=Group)
 def upstream() -> None:
-    """Replicas of the models: list, drain, resume. Needs a running server.
+    """Replicas of the models: list, drain, resume.
+
+    Needs a running server.
 
     \b
       fairgate upstream list
       fairgate upstream drain llama-a --reason "new driver"
       fairgate upstream resume llama-a
 
-    A drained replica gets no new requests, from any gateway of the database, also after restarts. What runs
-    on an engine of ours moves to others; on another server it ends there. What waits goes to the other
-    replicas. Where there is none, requests are
-    treated as while a replica is away: refused as `engine_unavailable`.
+    A drained replica gets no new requests from any gateway, also after restarts. Running requests on our
+    engines move to others; on other servers they finish there. Waiting ones go to other replicas; without
+    one they are refused as `engine_unavailable`.
     """
 
 
 @upstream.command(name="list")
 def list_() -> None:
-    """Lists the replicas of every model: whether they get new requests, and what runs there.
+    """Lists the replicas of every model: whether they get new requests and what runs there.
 
     The number that runs counts the requests of all gateways that share a Redis. A replica that is `drained`
     has none left: it can be stopped.
@@ -85,7 +86,7 @@ def _about(drain: dict[str, Any]) -> str:
 
 @upstream.command(cls=Command)
 @click.argument("replica")
-@click.option("--reason", default="", help="Why; shown with it and in the audit.")
+@click.option("--reason", default="", help="Why; shown with the drain and in the audit.")
 @click.option(
     "--within",
     "within_s",
@@ -93,10 +94,10 @@ def _about(drain: dict[str, Any]) -> str:
     default=MOST_WAIT_S,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait until nothing runs there; 0: not at all.",
+    help="Seconds to wait until nothing runs there; 0: do not wait.",
 )
 def drain(replica: str, reason: str, within_s: float) -> None:
-    """Takes a replica out of rotation, in every gateway, until it is resumed, and waits until it is empty.
+    """Takes a replica out of rotation in every gateway, and waits until it is empty.
 
     What runs on an engine of ours moves to the model's other engines as soon as there is room, token for
     token. What runs on another server ends there. Exit code 1: something runs there still; it stays drained.
@@ -142,7 +143,7 @@ def _now(server: ServerFile, replica: str) -> dict[str, Any]:
 @upstream.command(cls=Command)
 @click.argument("replica")
 def resume(replica: str) -> None:
-    """Puts a drained replica back into rotation, in every gateway.
+    """Puts a drained replica back into rotation in every gateway.
 
     \b
     --json answers the drain that has ended:

@@ -36,7 +36,7 @@ _NAMES = {"tenant_id": "tenant", "project_id": "project", "key_id": "key_name"}
 
 @group()
 def usage() -> None:
-    """Usage: what was charged to tenants, projects and keys, as the ledger has it.
+    """Usage and cost by tenant, project, key and model.
 
     \b
       fairgate usage show --by tenant,model
@@ -87,7 +87,7 @@ def show(limit: int, cursor: str | None, **given: Any) -> None:
         )
         if not answered["includes_unfolded"]:
             click.echo(
-                f"Only up to {answered['folded_to'] or 'nothing'}: newer requests are still being added up."
+                f"Only up to {answered['folded_to'] or 'nothing'}: newer requests are still being added."
             )
         if answered["next_cursor"]:
             click.echo(f"more: {again()} --cursor {answered['next_cursor']}")
@@ -98,13 +98,13 @@ def show(limit: int, cursor: str | None, **given: Any) -> None:
 @usage.command()
 @OUTPUT
 def export(output: Path | None, **given: Any) -> None:
-    """Writes usage as a file, all rows of it: its sums are the ledger's, to the nano-dollar.
+    """Writes usage as a file, exact to the nano-dollar.
 
     \b
       fairgate usage export --since 2026-01-01 --until 2026-02-01 --output january.csv
       fairgate usage export --by label:team --window month        teams as tags
-    FOCUS 1.2 is by tenant, project, key, model and tier, with up to three others of --by as tags; csv and
-    jsonl are by the same unless --by says else. A window that has ended does not change any more.
+    FOCUS 1.2 groups by tenant, project, key, model and tier, with up to three others of --by as tags; csv and
+    jsonl group by the same unless --by is given. Rows of a window that has ended do not change.
     --json answers, with --output:
       {"format": "focus", "output": "january.csv"}
     """
@@ -141,7 +141,7 @@ def _is_group(name: str) -> bool:
 
 @usage.command()
 def verify() -> None:
-    """Compares every sum with the ledger. Exit code 1 when they differ.
+    """Compares every sum with the ledger. Exit code 1 if they differ.
 
     \b
     --json answers:
@@ -155,7 +155,7 @@ def verify() -> None:
         click.echo(
             "usage differs from the ledger: `fairgate usage rebuild` corrects it"
             if problems
-            else "usage is what the ledger says"
+            else "usage equals the ledger"
         )
 
     answer({"ok": not problems, "problems": problems}, text)
@@ -164,7 +164,7 @@ def verify() -> None:
 
 @usage.command()
 def rebuild() -> None:
-    """Makes every sum what the ledger says, while servers run. Where nothing is wrong, nothing changes.
+    """Corrects every sum from the ledger, while servers run.
 
     \b
     --json answers:
@@ -179,7 +179,7 @@ def rebuild() -> None:
 @click.argument("session", required=False)
 @click.option("--limit", type=Number(int, 1, 1_000), default=100, show_default=True, help="Rows at most.")
 def sessions(tenant: str, session: str | None, limit: int) -> None:
-    """Lists a tenant's sessions (runs of agents), the one that called last first; or the calls of one.
+    """Lists a tenant's sessions (runs of agents), latest first; or the calls of one.
 
     \b
     --json answers:

@@ -23,7 +23,9 @@ COMMANDS = {
 
 @group(lazy={name: f"ops.cli.bench.{where}" for name, where in COMMANDS.items()})
 def bench() -> None:
-    """Measures promises on a running server that it starts itself, on a free port; and the engine's speed.
+    """Measures fairness, estimates and speed on this machine.
+
+    It starts a server on a free port.
 
     \b
       fairgate bench fairness --runs 3

@@ -22,7 +22,7 @@ ENGINE_OPTION = click.option(
 
 @group()
 def forecast() -> None:
-    """Forecasts: how accurate they are, and training for output lengths.
+    """Forecasts: how accurate they are; training.
 
     \b
       fairgate forecast report

@@ -32,7 +32,7 @@ def ledger() -> None:
 
 @ledger.command()
 def verify() -> None:
-    """Checks every row, and every limit's counter against the rows. Exit code 1 when they disagree.
+    """Checks every row, and every limit's counter against the rows. Exit code 1 if they differ.
 
     \b
     Counters live in the running server (or in Redis): without either only the rows are checked, and
@@ -69,7 +69,7 @@ def verify() -> None:
 @ledger.command()
 @click.argument("request_id")
 def show(request_id: str) -> None:
-    """Every row of one request: what was reserved, topped up and charged, and on whose word.
+    """Shows every row of one request: reserved, topped up, charged, and on whose report.
 
     \b
     --json answers:

@@ -44,9 +44,9 @@ UNITS = {
 
 @click.command(cls=Command)
 def status() -> None:
-    """Shows the running server on one page: ready, waiting, running, brakes, refusals.
+    """Shows the running server on one page.
 
-    For each model also its control loop: its mode, which gateway decides, what it changes, and its last moves
+    Ready or not, what waits and runs, brakes, refusals. For each model also its control loop: its mode, which gateway decides, what it changes, and its last moves
     with their reasons (all of them: `fairgate policy moves`). `fairgate top` shows the server live.
 
     Exit code 0: the server is ready. 1: it is not (the page says whether engine, database or quota store is

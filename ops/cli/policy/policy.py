@@ -35,7 +35,7 @@ def policy() -> None:
       fairgate policy list
       fairgate policy explain hybrid
       fairgate policy show
-      fairgate policy moves --last 2h
+      fairgate policy moves --since 2h
       fairgate policy set hybrid
       fairgate policy solve --max-batch 8 --slo-s 1.5 --out table.json
       fairgate policy learn --trace azure --gpu l40s --speed 1.3 --out learned.json
@@ -44,7 +44,7 @@ def policy() -> None:
 
 @policy.command("list")
 def list_policies() -> None:
-    """The presets: one choice of each of the four decisions, and what the whole promises.
+    """Lists the presets: a choice for each of the four decisions, and what they promise.
 
     A promise is kept by a policy if all four choices keep it: work conservation, freedom from starvation, the
     fairness bound, exactness, conservation of KV blocks, progress.
@@ -110,7 +110,7 @@ def _options() -> PolicyOptions:
     help="With the policy learned: the table to explain.  [default: that of the settings]",
 )
 def explain(name: str, learned_table: Path | None) -> None:
-    """What each of the four choices of policy NAME does, its options, what it promises and when it loses.
+    """Explains policy NAME: its choices, options, promises, and when it loses.
 
     Of the policy learned also its table, in words: in each macro-state what it does otherwise than hybrid,
     what it was fitted on, and whether it wins on requests that it had not seen.
@@ -422,7 +422,7 @@ def solve(
     pressure_hold_s: float,
     out: Path,
 ) -> None:
-    """Works out when a batch should run and when it should wait, and stores the answers as a table.
+    """Computes when a batch should run and when it should wait, as a table.
 
     \b
     For batches that run to completion. What is minimised, at each arrival rate:

@@ -48,10 +48,10 @@ class _Traffic:
     metavar="FILE",
     help="CSV or CSV.gz, as for `fairgate simulate`; or azure, arena, servegen.",
 )
-@click.option("--days", type=Number(int, 1, 366), help="The recorded traffic of so many days, instead.")
+@click.option("--days", type=Number(int, 1, 366), help="Use the recorded traffic of this many days instead.")
 @click.option("--of-model", metavar="NAME", help="With --days: this model, where several are served.")
 @click.option(
-    "--speed", type=Number(float), default=1.0, show_default=True, help="So many times as fast as it was."
+    "--speed", type=Number(float), default=1.0, show_default=True, help="Replay faster: 2 is twice the load."
 )
 @serving_options(compares=False)
 @click.option(
@@ -78,7 +78,7 @@ def learn(
     out: Path | None,
     **asked: Any,
 ) -> None:
-    """Searches what each kind of load is best served with, and judges it on traffic that it has not seen.
+    """Searches the best settings for each kind of load, and tests them on unseen traffic.
 
     \b
     On the simulator: one vector of actions for each of at most 12 macro-states, tried one change at a time on

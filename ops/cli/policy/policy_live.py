@@ -29,7 +29,7 @@ from ops.reporting import table
     help="How many of the last steps, each with its tokens by tenant.",
 )
 def show(decisions: int, steps: int) -> None:
-    """The policy in force, and the last decisions and steps of each engine.
+    """Shows the policy in force, and the last decisions and steps of each engine.
 
     Where tokens are shared by weight: how many sequences decode in a step, what that costs, and what a weight
     gets by it. For every admission and every eviction: the rule that chose, its reason in words, and which
@@ -62,7 +62,7 @@ def show(decisions: int, steps: int) -> None:
     "options",
     metavar="NAME=VALUE",
     multiple=True,
-    help="An option, such as slots=16; may be given several times. Others are the defaults.",
+    help="An option, such as slots=16 (repeat). Others get their defaults.",
 )
 @click.option(
     "--template",
@@ -71,13 +71,13 @@ def show(decisions: int, steps: int) -> None:
     " start.)",
 )
 @click.option(
-    "--from-settings", is_flag=True, help="Give up what is stored: the settings of each gateway count again."
+    "--from-settings", is_flag=True, help="Remove the stored policy: each gateway uses its settings again."
 )
 def set_policy(name: str | None, options: tuple[str, ...], template: str | None, from_settings: bool) -> None:
     """Changes the policy of the running server, from its next step on.
 
-    Nothing that waits or runs is lost. It is stored in the database: all gateways take it over within a
-    second, and it goes before the settings at every later start, until `--from-settings`. `fairgate policy
+    Waiting and running requests go on. The policy is stored in the database: all gateways use it within a
+    second and after restarts, instead of the settings, until `--from-settings`. `fairgate policy
     list` has the names, `fairgate policy explain NAME` the options.
 
     \b
@@ -110,7 +110,7 @@ def _headline(shown: dict[str, Any]) -> list[str]:
     for model, learned in shown["learned"].items():
         lines.append(f"{model}: {at_work_words(learned)}")
     if shown["from"] == "stored":
-        lines.append("stored by `fairgate policy set`; it goes before the settings")
+        lines.append("stored by `fairgate policy set`; the settings are not used")
         if shown["settings"] != {"policy": shown["policy"], "options": shown["options"]}:
             lines.append(
                 f"the settings say {_described(shown['settings'])} (`fairgate policy set --from-settings`)"

@@ -212,7 +212,7 @@ AUDIT = Resource(
         *("request_id", "trace_id", "before", "after"),
     ),
     empty=("No act matches here", "Leave out a filter, or look further back."),
-    command_help="""Lists admin acts, the newest first.
+    command_help="""Lists admin acts, newest first.
 
     \b
     --json answers:

@@ -90,7 +90,7 @@ class CalibrationQuery(ListQuery, frozen=True, rename=TIMES):
         str | None, Filter(_kept.kind, Kind.CHOICE, choices=KINDS, help="Binding: redeemed quotes.")
     ] = None
     since: Annotated[
-        str | None, Filter(kind=Kind.SINCE, help="From then on; without it of the last seven days.")
+        str | None, Filter(kind=Kind.SINCE, help="From this time on; by default the last seven days.")
     ] = None
     until: Annotated[str | None, Filter(kind=Kind.UNTIL)] = None
 
@@ -198,7 +198,7 @@ REFUSAL_COUNTS = Resource(
     ),
     has_page=False,
     command="counts",
-    command_help="""Counts refused requests exactly, the oldest first; without --from of the last hour or day.
+    command_help="""Counts refused requests exactly, oldest first; without --since the last hour or day.
 
     \b
     --json answers, with the groups that were asked for:
@@ -234,7 +234,7 @@ CALIBRATION = Resource(
     ),
     has_page=False,
     command="calibration",
-    command_help="""Told against happened: how many requests stayed within the stated p50 and p90.
+    command_help="""Shows how many requests stayed within the estimated p50 and p90.
 
     \b
     --json answers, with the groups that were asked for:

@@ -50,7 +50,7 @@ class EndedQuery(ListQuery, frozen=True, rename=TIMES):
             kind=Kind.CHOICE,
             choices=tuple(Cause),
             label="Cause of miss",
-            help="It missed a target for this cause.",
+            help="Only requests that missed a target for this cause.",
         ),
     ] = None
     min_duration_s: Annotated[
@@ -61,8 +61,10 @@ class EndedQuery(ListQuery, frozen=True, rename=TIMES):
             schema={"type": "number", "minimum": 0},
         ),
     ] = None
-    since: Annotated[str | None, Filter(_settle.at_us, Kind.SINCE, help="It ended from then on.")] = None
-    until: Annotated[str | None, Filter(_settle.at_us, Kind.UNTIL, help="It ended before then.")] = None
+    since: Annotated[
+        str | None, Filter(_settle.at_us, Kind.SINCE, help="It ended at or after this time.")
+    ] = None
+    until: Annotated[str | None, Filter(_settle.at_us, Kind.UNTIL, help="It ended before this time.")] = None
     sort: Annotated[
         str,
         Filter(

@@ -151,15 +151,15 @@ FLOW = Resource(
     group_help="""Service by minute, kept for 14 days.
 
     \b
-      fairgate flow show --tenant acme --from 3h
-      fairgate flow show --window hour --from 7d
-      fairgate flow engines --from 30m
+      fairgate flow show --tenant acme --since 3h
+      fairgate flow show --window hour --since 7d
+      fairgate flow engines --since 30m
     """,
     command="show",
-    command_help="""Shows what tenants had of each pool against their fair shares, the oldest first.
+    command_help="""Shows the service that tenants had against their fair shares, oldest first.
 
-    In cost tokens (input + 2 x output). At most 24 hours of minutes, or 14 days of hours, at once; without
-    --from the last hour, or of hours the last day.
+    In cost tokens (input + 2 x output). At most 24 hours by minute, or 14 days by hour, at once; without
+    --since the last hour, or the last day by hour.
 
     \b
     --json answers:
@@ -198,7 +198,7 @@ ENGINES = Resource(
         Shown("kv_share", "KV cache", Form.SHARE),
     ),
     command="engines",
-    command_help="""Shows what engines did, minute by minute, the oldest first; without --from the last hour.
+    command_help="""Shows what engines did by minute, oldest first; without --since the last hour.
 
     Servers that are no engine of ours report no steps: their counts of steps and tokens are 0.
 

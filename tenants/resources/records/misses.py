@@ -77,7 +77,7 @@ MISSES = Resource(
     ),
     empty=("No target was missed", "With these filters there is no miss."),
     command="misses",
-    command_help="""Lists missed targets, the newest first, with their cause and its evidence.
+    command_help="""Lists missed targets, newest first, with their cause and its evidence.
 
     \b
     --json answers:

@@ -36,7 +36,7 @@ class MoveQuery(ListQuery, frozen=True, rename=TIMES):
             _moves.is_made,
             Kind.FLAG,
             option="--made/--advised",
-            help="Only those that were made, or only advised.",
+            help="Only moves that were made, or only advised ones.",
         ),
     ] = None
     since: Annotated[str | None, Filter(_moves.at_us, Kind.SINCE, option="--last", usual="24h")] = None
@@ -74,13 +74,13 @@ MOVES = Resource(
         Shown("gateway_id", "By"),
     ),
     command="moves",
-    command_help="""The moves of the control loops, made or advised, the newest first, each with its reason.
+    command_help="""Lists the moves of the control loops, made or advised, newest first, with reasons.
 
-    They come from the database: of all gateways, for 90 days. What a loop may move says the setting
-    gateway.control; where its knobs stand now, `fairgate status`.
+    From the database: of all gateways, for 90 days. The setting gateway.control says what a loop may change;
+    `fairgate status` shows what it has changed.
 
     \b
-      fairgate policy moves --last 2h
+      fairgate policy moves --since 2h
       fairgate policy moves --knob batch_cap --made
 
     \b

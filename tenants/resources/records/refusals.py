@@ -114,14 +114,14 @@ REFUSALS = Resource(
         "Nothing was refused",
         "With these filters there is none; take one away, or look at another time.",
     ),
-    group_help="""Requests that were refused: by which limit, what was wanted and available.
+    group_help="""Refused requests: which limit, wanted and available.
 
     \b
-      fairgate refusal list --tenant acme --from 24h
+      fairgate refusal list --tenant acme --since 24h
       fairgate refusal list --request-id req_…
-      fairgate refusal counts --group-by tenant,code --from 7d
+      fairgate refusal counts --group-by tenant,code --since 7d
     """,
-    command_help="""Lists refused requests, the newest first; of many of one kind in a minute the first few.
+    command_help="""Lists refused requests, newest first; of many of one kind in a minute only the first few.
 
     \b
     --json answers:

@@ -48,13 +48,13 @@ def _grouped_by(groups: tuple[str, ...], usual: str = "") -> Filter:
     return Filter(
         option="--by",
         usual=usual,
-        help=f"Of {', '.join(groups)}, {LABEL}<name>, with commas between them.",
+        help=f"Of {', '.join(groups)}, {LABEL}<name>, separated by commas.",
         schema={"pattern": f"^(({word})(,({word}))*)$"},
     )
 
 
 def _summed_by() -> Filter:
-    return Filter(kind=Kind.CHOICE, choices=WINDOWS, help="Sums by this.")
+    return Filter(kind=Kind.CHOICE, choices=WINDOWS, help="Length of each row's window.")
 
 
 class UsageAsked(ListQuery, frozen=True, rename=TIMES | {"labels": "label"}):
@@ -83,7 +83,7 @@ class UsageAsked(ListQuery, frozen=True, rename=TIMES | {"labels": "label"}):
     time_zone: Annotated[
         str,
         Filter(
-            help="Whose days and months.",
+            help="Time zone of days and months.",
             schema={"pattern": f"^({checks.ZONE.pattern})$", "maxLength": checks.MAX_ZONE_CHARS},
         ),
     ] = "UTC"
@@ -93,11 +93,9 @@ class UsageAsked(ListQuery, frozen=True, rename=TIMES | {"labels": "label"}):
         Filter(kind=Kind.PROJECT),
     ] = None
     key: Annotated[str | None, Filter(kind=Kind.KEY, help="Only this key's (id or visible prefix).")] = None
-    model: Annotated[str | None, Filter(help="Only of this model.")] = None
-    tier: Annotated[str | None, Filter(kind=Kind.CHOICE, choices=tuple(Tier), help="Only of this tier.")] = (
-        None
-    )
-    outcome: Annotated[str | None, Filter(help="Only of requests that ended so.")] = None
+    model: Annotated[str | None, Filter(help="Only this model.")] = None
+    tier: Annotated[str | None, Filter(kind=Kind.CHOICE, choices=tuple(Tier), help="Only this tier.")] = None
+    outcome: Annotated[str | None, Filter(help="Only requests with this outcome.")] = None
     labels: Annotated[
         tuple[str, ...],
         Filter(
