@@ -134,6 +134,10 @@ RULES: dict[tuple[str, str], str] = {
     ("GET", "/admin/v1/flow"): "admin:read",
     ("GET", "/admin/v1/engines"): "admin:read",
     ("GET", "/admin/v1/alerts"): "admin:read",
+    ("GET", "/admin/v1/alerts/{alert}"): "admin:read",
+    ("POST", "/admin/v1/alerts/{alert}/acknowledge"): "admin:write",
+    ("POST", "/admin/v1/alerts/{alert}/silence"): "admin:write",
+    ("DELETE", "/admin/v1/alerts/{alert}/silence"): "admin:write",
     ("GET", "/admin/v1/webhooks"): "admin:read",
     ("POST", "/admin/v1/webhooks"): "admin:write",
     ("GET", "/admin/v1/webhooks/{webhook}"): "admin:read",
@@ -250,10 +254,22 @@ PAGES: dict[tuple[str, str], tuple[str, ...] | None] = {
     ("POST", "/console/upstreams/{replica}/drain"): CHANGE_PLATFORM,
     ("POST", "/console/upstreams/{replica}/resume"): CHANGE_PLATFORM,
     ("GET", "/console/audit"): READ_PLATFORM,
+    ("GET", "/console/audit/verify"): READ_PLATFORM,
     ("GET", "/console/audit.csv"): READ_PLATFORM,
     ("GET", "/console/audit/new"): READ_PLATFORM,
     ("GET", "/console/settings"): READ_PLATFORM,
     ("GET", "/console/policy"): READ_PLATFORM,
+    ("POST", "/console/policy/change"): CHANGE_PLATFORM,
+    ("GET", "/console/policy/brake"): READ_PLATFORM,
+    ("GET", "/console/slo/targets"): READ_PLATFORM,
+    ("GET", "/console/prices"): READ_PLATFORM,
+    ("GET", "/console/prices/history"): READ_PLATFORM,
+    ("GET", "/console/limits"): READ_PLATFORM,
+    ("POST", "/console/limits"): CHANGE_PLATFORM,
+    ("GET", "/console/limits/{limit}"): READ_PLATFORM,
+    ("POST", "/console/limits/{limit}"): CHANGE_PLATFORM,
+    ("GET", "/console/limits/{limit}/remove"): CHANGE_PLATFORM,
+    ("POST", "/console/limits/{limit}/remove"): CHANGE_PLATFORM,
     ("POST", "/console/policy/what-if"): CHANGE_PLATFORM,
     ("GET", "/console/policy/what-if/{run}"): READ_PLATFORM,
     ("GET", "/console/policy/what-if/{run}/report"): READ_PLATFORM,
@@ -261,6 +277,17 @@ PAGES: dict[tuple[str, str], tuple[str, ...] | None] = {
     ("POST", "/console/policy/what-if/{run}/apply"): CHANGE_PLATFORM,
 }
 """The roles that each page of the console is for; None: it needs no session."""
+ACT_FORMS = (
+    *(
+        "policy/brake/set",
+        "policy/brake/{reference}/end",
+        "slo/targets/set",
+        "slo/targets/{reference}/remove",
+    ),
+    "prices/set",
+    *(f"alerts/{{reference}}/{act}" for act in ("acknowledge", "silence", "unsilence")),
+)
+PAGES |= {(method, f"/console/{path}"): CHANGE_PLATFORM for path in ACT_FORMS for method in ("GET", "POST")}
 PAGES |= {("HEAD", path): rule for (method, path), rule in PAGES.items() if method == "GET"}
 NOT_THERE = "member elsewhere"
 """Who is told of each page of the tenant `matrix`, and of its webhook, that there is none."""
