@@ -173,10 +173,6 @@ def firing(connection: Connection, *conditions: ColumnElement[bool]) -> list[Inc
     return _read(connection, query)
 
 
-def one(connection: Connection, incident_id: str) -> Incident | None:
-    return next(iter(latest(connection, incidents.c.id == queries.plain(incident_id), most=1)), None)
-
-
 def _read(connection: Connection, query: Select[Any]) -> list[Incident]:
     known = silences(connection)
     found = [Incident(**row) for row in connection.execute(query).mappings()]

@@ -323,7 +323,7 @@ async def test_rotation_shows_a_secret_once_and_revocation_asks(house: House) ->
     assert "0 running and 0 waiting" in asked
     page = await followed(member, await member.send(f"{path}/revoke"))
     assert "The key is revoked" in said(page)
-    assert "A new secret" not in said(page)
+    assert "New secret" not in said(page)
     operator = await house.logged_in("operator")
     assert (await operator.send("/console/tenants/acme", f"{path}/rotate")).status_code == 403
 
