@@ -463,8 +463,9 @@ def outcome(server: Server, method: str, path: str, **how: Any) -> str:
     """What a page does: `log in`, `not for this role`, `not there`, or `opened`. A form is sent without its
     token, which is looked at last."""
     path = path.replace("{name}", assets.address("console.css").rpartition("/")[2])
-    # Kept in memory while there are some: who may see one is told that there is none.
-    is_gone = "{run}" in path or path == "/console/set-up"
+    # What-ifs, brakes, targets, alerts, limits of the platform: who may see one is told that there is none.
+    is_gone = "{run}" in path or "{reference}" in path or path.startswith("/console/limits/{")
+    is_gone |= path == "/console/set-up"
     path = path.replace("{replica}", replica_of(server.url, server.owner_key))
     path = path.replace("{request_id}", how.get("request_id", "req_unknown"))
     path = re.sub(r"\{(\w+)\}", lambda found: OBJECTS.get(found[1], "nobody-has-this"), path)
