@@ -6,6 +6,7 @@ because only those kept elsewhere show that rows at the end are missing.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
@@ -15,6 +16,7 @@ from prometheus_client import Gauge
 from gateway.background import BackgroundWriter, Site
 from tenants.audit.checkpoints import is_due
 from tenants.audit.log import AuditLog
+from tenants.audit.verify import Verdict
 from tenants.errors import AuditDamaged, Invalid
 from tenants.ledger.digests import LedgerDigests
 
@@ -34,6 +36,7 @@ class AuditCheckpoints(BackgroundWriter):
         self._digests = LedgerDigests(site.database, site.wall_clock, self._settings.ledger_s)
         self._verified_at_s = -math.inf
         self._complaints: dict[str, str] = {}
+        self._checking: asyncio.Task[Verdict] | None = None
         self._size = Gauge("fairgate_audit_rows", "Rows of the audit.", registry=site.prometheus)
         self._age = Gauge(
             "fairgate_audit_checkpoint_age_seconds",
@@ -52,14 +55,24 @@ class AuditCheckpoints(BackgroundWriter):
         """What is wrong with the audit; empty: nothing known."""
         return next((f"{what}: {why}" for what, why in self._complaints.items()), "")
 
+    async def check(self) -> Verdict:
+        """Verifies the whole audit; calls during a check share its result. Raises `DatabaseUnavailable`."""
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._check())
+        return await asyncio.shield(self._checking)
+
+    async def _check(self) -> Verdict:
+        verdict = await self._audit.own_verdict()
+        self._verified_at_s = self._wall_clock()
+        self._note("the audit is damaged", "" if verdict.finding is None else str(verdict.finding))
+        return verdict
+
     async def flush(self) -> None:
         """Verifies the audit, closes a span of the ledger and signs the head, if due. Raises
         `DatabaseUnavailable`, and `AuditDamaged` if there is no head."""
         try:
             if self._wall_clock() - self._verified_at_s >= self._settings.verify_s:
-                damage = await self._audit.damage()
-                self._verified_at_s = self._wall_clock()
-                self._note("the audit is damaged", "" if damage is None else str(damage))
+                await self.check()
             await self._sign_what_is_due()
         finally:
             self._damaged.set(any(what in self._complaints for what in OF_THE_LOG))

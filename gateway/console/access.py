@@ -83,13 +83,13 @@ class Visit:
         return replace(self.stranger, name=person.actor_name, person=(person.person_id, person.revision))
 
 
-def page(path: str | list[str], act: Act | None = Act.OWN_ACCOUNT) -> Callable[..., HTTPRouteHandler]:
+def page(path: str, act: Act | None = Act.OWN_ACCOUNT) -> Callable[..., HTTPRouteHandler]:
     """Decorator: a page for people who may do `act` on some tenant (see `tenant_shown`); None: for anyone."""
     return get(path, guards=[require_access], opt={"act": act}, include_in_schema=False)
 
 
 def form(
-    path: str | list[str], act: Act | None = Act.OWN_ACCOUNT, *, lines: Collection[str] = ()
+    path: str, act: Act | None = Act.OWN_ACCOUNT, *, lines: Collection[str] = ()
 ) -> Callable[..., HTTPRouteHandler]:
     """Decorator: takes a form from people who may do `act`; None: from anyone. If the session has ended, what
     was typed is kept through the log-in. `lines`: multi-line fields."""

@@ -15,7 +15,7 @@ from gateway.console.pages.alerts import alerts, webhook
 from gateway.console.pages.live import overview, steer, waiting
 from gateway.console.pages.money import recovery, usage, usage_check
 from gateway.console.pages.people import people, person
-from gateway.console.pages.platform import audit, settings, upstreams
+from gateway.console.pages.platform import audit, audit_check, settings, upstreams
 from gateway.console.pages.policy import change as policy_change
 from gateway.console.pages.policy import policy, what_if
 from gateway.console.pages.requests import ended, misses, quotes, refused, request, slo
@@ -32,6 +32,7 @@ from gateway.console.pages.tenants import (
     tenant,
     tenants,
 )
+from tenants.resources.alerts import ALERTS
 from tenants.resources.brakes import BRAKES
 from tenants.resources.prices import PRICE_HISTORY
 from tenants.resources.resource import Resource
@@ -66,6 +67,7 @@ HANDLERS = [
     *usage_check.HANDLERS,
     *recovery.HANDLERS,
     *upstreams.HANDLERS,
+    *audit_check.HANDLERS,
     *settings.HANDLERS,
     *alerts.HANDLERS,
     *webhook.HANDLERS,
@@ -86,4 +88,5 @@ PARTS = {
 
 
 def handlers(resources: Iterable[Resource[Any]]) -> list[HTTPRouteHandler]:
-    return [*HANDLERS, *resource_pages.handlers((*resources, *PAGES), PARTS)]
+    forms = resource_pages.forms(ALERTS)
+    return [*HANDLERS, *forms, *resource_pages.handlers((*resources, *PAGES), PARTS)]

@@ -17,8 +17,9 @@ from gateway.requests.inputs import media
 from gateway.requests.parse import LEFT_OUT_PARTS, MAX_METADATA, ROLES
 from gateway.requests.schemas import RANGES, Range
 from gateway.requests.vectors import calls
+from tenants.admin.commands import BRAKED_TIERS
 from tenants.admin.cursor import CURSOR, DEFAULT_PAGE, MAX_PAGE
-from tenants.admin.platform.brakes import BRAKED_TIERS, MAX_BRAKE_S
+from tenants.admin.platform.brakes import MAX_BRAKE_S
 from tenants.counts import refusal_store
 from tenants.fields import fields_of
 from tenants.nouns import checks

@@ -46,7 +46,8 @@ class Root(Group):
     def _nouns(self) -> dict[str, Group]:
         from ops.cli.resource_commands import groups
 
-        return groups(one for one in served_resources(self) if not self.lazy.get(one.name))
+        own = self.lazy
+        return groups(one for one in served_resources(self) if not (own.get(one.name) or own.get(one.plural)))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*dict.fromkeys([*super().list_commands(ctx), *self._nouns()])]

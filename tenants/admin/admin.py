@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
+from tenants.admin.alerts import AlertActs
 from tenants.admin.keys import KeyActs
 from tenants.admin.ledger import LedgerActs
 from tenants.admin.limits import LimitActs
@@ -40,6 +41,7 @@ class Admin:
         self.slos = SloActs(transactions)
         self.people = PeopleActs(transactions)
         self.person_sessions = PersonSessionActs(transactions)
+        self.alerts = AlertActs(transactions)
         self.webhooks = WebhookActs(transactions)
         self.brakes = BrakeActs(transactions)
         self.drains = DrainActs(transactions)

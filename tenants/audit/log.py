@@ -117,9 +117,13 @@ class AuditLog:
         return await self._database.read(look)
 
     async def damage(self) -> AuditFinding | None:
-        """The first damage of the whole log, by the key here, else the one that the database names."""
+        """The first damage of the whole log."""
+        return (await self.own_verdict()).finding
+
+    async def own_verdict(self) -> Verdict:
+        """Of the whole log, by the key here, else the one that the database names."""
         known = await self.public_key() if self._key is None else self._key.public
-        return (await self.verify([] if known is None else [known])).finding
+        return await self.verify([] if known is None else [known])
 
     async def verify(self, keys: Sequence[PublicKey], kept: Sequence[str] = ()) -> Verdict:
         """Checks the whole log. Raises `Invalid` for a kept checkpoint of another key."""

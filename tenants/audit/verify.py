@@ -72,6 +72,13 @@ class Verdict:
     checkpoints: int
     finding: AuditFinding | None
 
+    @property
+    def words(self) -> str:
+        """What was found right."""
+        unsigned = self.rows - self.signed
+        later = f"; the last {unsigned:,} are not signed yet" if unsigned else ""
+        return f"{self.rows:,} rows, as {self.checkpoints:,} checkpoints signed them{later}"
+
 
 class LogVerifier:
     """One check of one log. Add every row, then `verdict`."""

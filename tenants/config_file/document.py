@@ -120,6 +120,9 @@ class ConfigTenant(ConfigPart):
         dict[str, list[str]] | None,
         Meta(description="All labels that its requests may carry, each with its values."),
     ] = None
+    display_name: Annotated[str | None, Meta(description="For people, with spaces; an empty text: none.")] = (
+        None
+    )
     projects: list[ConfigProject] = []
     keys: list[ConfigKey] = []
     limits: list[ConfigLimit] = []

@@ -108,6 +108,7 @@ def _tenant(there: TenantState, resources: Resources) -> ConfigTenant:
         reserved_tokens_per_s=tenant.reserved_tokens_per_s,
         reserved_tier=ALL if tenant.reserved_tier is None else tenant.reserved_tier.value,
         labels={key: list(values) for key, values in sorted(tenant.labels.items())},
+        display_name=tenant.display_name,
         projects=[
             ConfigProject(name=name, status=project.status)
             for name, project in sorted(there.projects.items())

@@ -19,7 +19,7 @@ from tenants.nouns.tenant import Tenant, TenantChange, TenantCreate, changed_ten
 
 FIELDS = (
     *("weight", "tier", "tiers", "on_low_budget", "reserved_tokens_per_s", "reserved_tier", "models"),
-    "labels",
+    *("labels", "display_name"),
 )
 
 

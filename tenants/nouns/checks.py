@@ -14,6 +14,7 @@ from tenants.errors import Invalid
 
 MAX_MODELS = 100
 MAX_MODEL_CHARS = 256
+MAX_DISPLAY_CHARS = 100
 MAX_REASON_CHARS = 200
 MAX_ZONE_CHARS = 64
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -28,6 +29,14 @@ def name(field: str, value: str) -> str:
     if _ID.match(value):
         raise Invalid(field, "must not look like an id (ten_, prj_, key_, lim_)")
     return value
+
+
+def display_name(value: str) -> str | None:
+    """A name for people, with spaces; None: there is none."""
+    text = value.strip() if isinstance(value, str) else "\n"
+    if len(text) > MAX_DISPLAY_CHARS or not text.isprintable():
+        raise Invalid("display_name", f"needs at most {MAX_DISPLAY_CHARS} printable characters; empty: none")
+    return text or None
 
 
 def plain_text(field: str, value: str, most: int = 256) -> str:

@@ -15,7 +15,7 @@ from tenants.instants import from_us, to_us
 from tenants.networks import Network, network_of
 from tenants.nouns import checks
 from tenants.nouns.columns import As, Record
-from tenants.nouns.tenant import TIERS, EndsRunning, Id, Tenant, tier_names
+from tenants.nouns.tenant import DISPLAY_NAME, TIERS, EndsRunning, Id, Tenant, tier_names
 from tenants.types import SCOPES, Tier
 
 MAX_KEYS_PER_TENANT = 1_000
@@ -51,6 +51,8 @@ class ApiKey(Record):
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     ends_running: EndsRunning = False
+    display_name: str | None = None
+    """For people."""
 
     def status(self, now: datetime) -> Literal["active", "expired", "revoked"]:
         """The key's own status at `now`, regardless of its tenant's."""
@@ -62,7 +64,7 @@ class ApiKey(Record):
 class KeyChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`PATCH /admin/v1/keys/{id}`. None: it stays; empty: it has none of its own."""
 
-    name: Annotated[str | None, Field("A name for people; empty: none.", schema=_NAME)] = None
+    name: Annotated[str | None, Field("A name, without spaces; empty: none.", schema=_NAME)] = None
     scopes: Annotated[
         list[str] | None,
         Field(
@@ -120,6 +122,7 @@ class KeyChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             without="anywhere",
         ),
     ] = None
+    display_name: Annotated[str | None, DISPLAY_NAME] = None
 
 
 class KeyCreate(KeyChange, kw_only=True, forbid_unknown_fields=True):
@@ -260,6 +263,7 @@ def check_default_tier(tenant: Tenant, tiers: frozenset[Tier] | None, default_ti
 
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "name": lambda value: checks.name("name", value) if value else "",
+    "display_name": checks.display_name,
     "allow_from": networks,
     "scopes": scopes,
     "models": checks.models,

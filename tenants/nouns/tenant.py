@@ -32,6 +32,10 @@ Id = Annotated[str, As("id")]
 EndsRunning = Annotated[bool, As(json="now", is_only_if_true=True)]
 """Whether a suspension or revocation also ends what runs."""
 _NAME = Field(is_argument=True, schema={"pattern": f"^({checks.NAME.pattern})$"})
+DISPLAY_NAME = Field(
+    "A name for people, with spaces; empty: none.",
+    schema={"maxLength": checks.MAX_DISPLAY_CHARS},
+)
 _WEIGHT = Field(
     "Share of the GPU when busy: weight 2 gets twice as much as weight 1.",
     schema={"minimum": MIN_WEIGHT, "maximum": MAX_WEIGHT},
@@ -68,6 +72,8 @@ class Tenant(Record):
     labels: Labels = field(default_factory=dict, hash=False)
     created_at: datetime
     ends_running: EndsRunning = False
+    display_name: str | None = None
+    """For people."""
 
 
 class TenantCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -87,6 +93,7 @@ class TenantCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     on_low_budget: Annotated[str, _LOW_BUDGET] = OnLowBudget.REFUSE.value
     reserved_tokens_per_s: Annotated[float, _RESERVED] = 0.0
     reserved_tier: Annotated[str, _RESERVED_TIER] = ALL_TIERS
+    display_name: Annotated[str | None, DISPLAY_NAME] = None
 
 
 class TenantChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -115,6 +122,7 @@ class TenantChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
     """Keys of requests' `metadata` that go to the ledger, each with the values allowed; an empty list drops
     the label, and labels that are not named stay."""
+    display_name: Annotated[str | None, DISPLAY_NAME] = None
 
 
 class Withdrawal(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -145,6 +153,7 @@ def new_tenant(wanted: TenantCreate, models: Iterable[str] | None = None) -> Ten
         on_low_budget=checks.choice("on_low_budget", OnLowBudget, wanted.on_low_budget),
         reserved_tokens_per_s=reserved,
         reserved_tier=_reserved_tier(wanted.reserved_tier, reserved),
+        display_name=checks.display_name(wanted.display_name or ""),
     )
 
 
@@ -170,6 +179,8 @@ def changed_tenant(before: Tenant, wanted: TenantChange) -> Tenant:
         new["models"] = checks.models(wanted.models or None)
     if wanted.labels is not None:
         new["labels"] = checked_labels(before.labels, wanted.labels)
+    if wanted.display_name is not None:
+        new["display_name"] = checks.display_name(wanted.display_name)
     return replace(before, **new)
 
 

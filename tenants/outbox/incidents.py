@@ -6,10 +6,10 @@ that stood still meanwhile changes nothing."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, Select, delete, insert, select, update
 from sqlalchemy.sql import ColumnElement
 
 from tenants.directory import queries
@@ -20,11 +20,12 @@ from tenants.outbox.outbox import OutboxEvent, put
 from tenants.outbox.transitions import (
     MAX_PAGE_CHARS,
     MAX_SUMMARY_CHARS,
+    ActiveSilence,
     Condition,
     Incident,
     transitions,
 )
-from tenants.storage.tables import audit_checkpoints, incidents, outbox_head
+from tenants.storage.tables import alert_silences, audit_checkpoints, incidents, outbox_head
 
 MAX_FIRING = 1_000
 """Further alerts wait until one of these is resolved."""
@@ -82,7 +83,17 @@ def evaluate(
     ):
         for chunk in queries.chunks([incident.incident_id for incident in some]):
             connection.execute(update(incidents).where(incidents.c.id.in_(chunk)).values(**values))
-    told = [(incident, None) for incident in fired] + [(incident, now_us) for incident in changes.resolved]
+    told: list[tuple[Incident, int | None]] = [(incident, None) for incident in fired]
+    told += [(incident, now_us) for incident in changes.resolved]
+    known, over = silences(connection), _end_silences(connection, now_us)
+    told = [(incident, at_us) for incident, at_us in told if incident.problem not in known]
+    # What still fires at the end of its silence is news to those who did not hear of it.
+    ended = {incident.incident_id for incident in changes.resolved}
+    told += [
+        (incident, None)
+        for incident in (*open_, *fired)
+        if incident.problem in over and incident.incident_id not in ended
+    ]
     names = queries.names_of(
         connection, "tenant", {incident.tenant_id for incident, _ in told if incident.tenant_id}
     )
@@ -129,16 +140,49 @@ def announce_checkpoints(connection: Connection, now_us: int) -> int:
     return len(rows)
 
 
+def silences(connection: Connection) -> dict[str, ActiveSilence]:
+    """By problem; also one whose end is not noticed yet."""
+    rows = connection.execute(select(alert_silences)).mappings()
+    return {row["problem"]: ActiveSilence(row["until_us"], row["by"], row["reason"]) for row in rows}
+
+
+def end_silence(connection: Connection, problem: str) -> None:
+    connection.execute(delete(alert_silences).where(alert_silences.c.problem == problem))
+
+
+def _end_silences(connection: Connection, now_us: int) -> set[str]:
+    """Removes those that are over; returns their problems."""
+    is_over = alert_silences.c.until_us <= now_us
+    return set(
+        connection.execute(
+            delete(alert_silences).where(is_over).returning(alert_silences.c.problem)
+        ).scalars()
+    )
+
+
+def acknowledge(connection: Connection, problem: str, by: str, now_us: int) -> None:
+    """All alerts of it that fire."""
+    ids = [incident.incident_id for incident in firing(connection) if incident.problem == problem]
+    is_it = incidents.c.id.in_(ids)
+    connection.execute(update(incidents).where(is_it).values(acknowledged_us=now_us, acknowledged_by=by))
+
+
 def firing(connection: Connection, *conditions: ColumnElement[bool]) -> list[Incident]:
     query = select(*_COLUMNS).where(incidents.c.resolved_us.is_(None), *conditions)
     query = query.order_by(incidents.c.fired_us, incidents.c.id).limit(MAX_FIRING)
-    return [Incident(**row) for row in connection.execute(query).mappings()]
+    return _read(connection, query)
+
+
+def _read(connection: Connection, query: Select[Any]) -> list[Incident]:
+    known = silences(connection)
+    found = [Incident(**row) for row in connection.execute(query).mappings()]
+    return [replace(incident, silence=known.get(incident.problem)) for incident in found]
 
 
 def latest(connection: Connection, *conditions: ColumnElement[bool], most: int) -> list[Incident]:
     query = select(*_COLUMNS).where(*conditions)
     query = query.order_by(incidents.c.fired_us.desc(), incidents.c.id.desc()).limit(most)
-    return [Incident(**row) for row in connection.execute(query).mappings()]
+    return _read(connection, query)
 
 
 def purge(connection: Connection, now_us: int) -> None:

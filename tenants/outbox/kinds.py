@@ -19,11 +19,15 @@ class AlertKind:
     """How long it must hold before it fires."""
     quiet_s: int = 0
     """How long it must be over before it is resolved."""
+    has_levels: bool = False
+    """One problem may have several alerts, which differ in the last part of what they are about."""
 
 
 MINUTE_S = 60
-SLO_BURN = AlertKind("slo.burn", "An error budget burns too fast.", "page", quiet_s=5 * MINUTE_S)
-SOFT_LIMIT = AlertKind("limit.soft", "A soft limit has reached one of its thresholds.")
+SLO_BURN = AlertKind(
+    "slo.burn", "An error budget burns too fast.", "page", quiet_s=5 * MINUTE_S, has_levels=True
+)
+SOFT_LIMIT = AlertKind("limit.soft", "A soft limit has reached one of its thresholds.", has_levels=True)
 EXHAUSTION = AlertKind(
     "limit.exhaustion", "A limit is used up, or will be before its window ends.", quiet_s=10 * MINUTE_S
 )

@@ -37,6 +37,13 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
+class ActiveSilence:
+    until_us: int
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Incident:
     incident_id: str
     key: str
@@ -50,6 +57,16 @@ class Incident:
     quiet_us: int | None = None
     """Since when it has been over, though not for long enough."""
     resolved_us: int | None = None
+    acknowledged_us: int | None = None
+    acknowledged_by: str | None = None
+    silence: ActiveSilence | None = None
+    """In force."""
+
+    @property
+    def problem(self) -> str:
+        """The same for all alerts of one problem."""
+        kind = BY_SUBJECT.get(self.subject)
+        return self.key.rpartition(":")[0] if kind is not None and kind.has_levels else self.key
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -62,8 +79,17 @@ class Incident:
             "evidence": dict(self.evidence),
             "page": self.page,
             "fired_at": from_us(self.fired_us).isoformat(),
-            "resolved_at": None if self.resolved_us is None else from_us(self.resolved_us).isoformat(),
+            "resolved_at": _instant(self.resolved_us),
+            "acknowledged_at": _instant(self.acknowledged_us),
+            "acknowledged_by": self.acknowledged_by,
+            "silenced_until": None if self.silence is None else _instant(self.silence.until_us),
+            "silenced_by": None if self.silence is None else self.silence.by,
+            "silence_reason": None if self.silence is None else self.silence.reason,
         }
+
+
+def _instant(at_us: int | None) -> str | None:
+    return None if at_us is None else from_us(at_us).isoformat()
 
 
 @dataclass(frozen=True, slots=True)

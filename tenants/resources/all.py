@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tenants.resources.alerts import ALERTS
 from tenants.resources.keys import KEYS
 from tenants.resources.limits import LIMITS
 from tenants.resources.people import PEOPLE
@@ -38,5 +39,6 @@ RESOURCES: tuple[Resource[Any], ...] = (
     ENGINES,
     AUDIT,
     WEBHOOKS,
+    ALERTS,
     PEOPLE,
 )

@@ -178,6 +178,7 @@ KEYS = Resource(
             "models",
         ),
         *("tiers", "default_tier", "allow_from", "created_at", "expires_at", "revoked_at", "last_used_at"),
+        "display_name",
     ),
     acts=(
         CREATE,

@@ -61,7 +61,7 @@ TENANTS = Resource[Any](
     ),
     file=(
         *("id", "name", "status", "weight", "default_tier", "tiers", "models", "on_low_budget"),
-        *("reserved_tokens_per_s", "reserved_tier", "labels", "created_at"),
+        *("reserved_tokens_per_s", "reserved_tier", "labels", "created_at", "display_name"),
     ),
     acts=(
         _act(
@@ -79,6 +79,7 @@ TENANTS = Resource[Any](
       {"id": "ten_…", "name": "acme", "status": "active", "weight": 2.0, "reserved_tokens_per_s": 0.0,
        "reserved_tier": null, "on_low_budget": "refuse", "default_tier": "interactive",
        "tiers": ["interactive", "standard", "batch"], "models": null, "labels": {},
+       "display_name": null,
        "created_at": "2026-01-31T12:00:00+00:00"}
     """,
             words=lambda tenant: f"tenant {tenant['name']} created ({tenant['id']})",

@@ -134,6 +134,10 @@ RULES: dict[tuple[str, str], str] = {
     ("GET", "/admin/v1/flow"): "admin:read",
     ("GET", "/admin/v1/engines"): "admin:read",
     ("GET", "/admin/v1/alerts"): "admin:read",
+    ("GET", "/admin/v1/alerts/{alert}"): "admin:read",
+    ("POST", "/admin/v1/alerts/{alert}/acknowledge"): "admin:write",
+    ("POST", "/admin/v1/alerts/{alert}/silence"): "admin:write",
+    ("DELETE", "/admin/v1/alerts/{alert}/silence"): "admin:write",
     ("GET", "/admin/v1/webhooks"): "admin:read",
     ("POST", "/admin/v1/webhooks"): "admin:write",
     ("GET", "/admin/v1/webhooks/{webhook}"): "admin:read",
@@ -251,10 +255,22 @@ PAGES: dict[tuple[str, str], tuple[str, ...] | None] = {
     ("POST", "/console/upstreams/{replica}/drain"): CHANGE_PLATFORM,
     ("POST", "/console/upstreams/{replica}/resume"): CHANGE_PLATFORM,
     ("GET", "/console/audit"): READ_PLATFORM,
+    ("GET", "/console/audit/verify"): READ_PLATFORM,
     ("GET", "/console/audit.csv"): READ_PLATFORM,
     ("GET", "/console/audit/new"): READ_PLATFORM,
     ("GET", "/console/settings"): READ_PLATFORM,
     ("GET", "/console/policy"): READ_PLATFORM,
+    ("POST", "/console/policy/change"): CHANGE_PLATFORM,
+    ("GET", "/console/policy/brake"): READ_PLATFORM,
+    ("GET", "/console/slo/targets"): READ_PLATFORM,
+    ("GET", "/console/prices"): READ_PLATFORM,
+    ("GET", "/console/prices/history"): READ_PLATFORM,
+    ("GET", "/console/limits"): READ_PLATFORM,
+    ("POST", "/console/limits"): CHANGE_PLATFORM,
+    ("GET", "/console/limits/{limit}"): READ_PLATFORM,
+    ("POST", "/console/limits/{limit}"): CHANGE_PLATFORM,
+    ("GET", "/console/limits/{limit}/remove"): CHANGE_PLATFORM,
+    ("POST", "/console/limits/{limit}/remove"): CHANGE_PLATFORM,
     ("POST", "/console/policy/what-if"): CHANGE_PLATFORM,
     ("GET", "/console/policy/what-if/{run}"): READ_PLATFORM,
     ("GET", "/console/policy/what-if/{run}/report"): READ_PLATFORM,
@@ -262,6 +278,17 @@ PAGES: dict[tuple[str, str], tuple[str, ...] | None] = {
     ("POST", "/console/policy/what-if/{run}/apply"): CHANGE_PLATFORM,
 }
 """The roles that each page of the console is for; None: it needs no session."""
+ACT_FORMS = (
+    *(
+        "policy/brake/set",
+        "policy/brake/{reference}/end",
+        "slo/targets/set",
+        "slo/targets/{reference}/remove",
+    ),
+    "prices/set",
+    *(f"alerts/{{reference}}/{act}" for act in ("acknowledge", "silence", "unsilence")),
+)
+PAGES |= {(method, f"/console/{path}"): CHANGE_PLATFORM for path in ACT_FORMS for method in ("GET", "POST")}
 PAGES |= {("HEAD", path): rule for (method, path), rule in PAGES.items() if method == "GET"}
 NOT_THERE = "member elsewhere"
 """Who is told of each page of the tenant `matrix`, and of its webhook, that there is none."""
@@ -437,8 +464,9 @@ def outcome(server: Server, method: str, path: str, **how: Any) -> str:
     """What a page does: `log in`, `not for this role`, `not there`, or `opened`. A form is sent without its
     token, which is looked at last."""
     path = path.replace("{name}", assets.address("console.css").rpartition("/")[2])
-    # Kept in memory while there are some: who may see one is told that there is none.
-    is_gone = "{run}" in path or path == "/console/set-up"
+    # What-ifs, brakes, targets, alerts, limits of the platform: who may see one is told that there is none.
+    is_gone = "{run}" in path or "{reference}" in path or path.startswith("/console/limits/{")
+    is_gone |= path == "/console/set-up"
     path = path.replace("{replica}", replica_of(server.url, server.owner_key))
     path = path.replace("{request_id}", how.get("request_id", "req_unknown"))
     path = re.sub(r"\{(\w+)\}", lambda found: OBJECTS.get(found[1], "nobody-has-this"), path)

@@ -123,7 +123,7 @@ def test_pages_of_alerts_are_accessible_and_fit(server: Server, visitor: Visitor
     until(lambda: server.admin("GET", "/alerts?state=firing")["data"])
     page.reload()
     found += problems_of(page, "webhook")
-    expect(page.get_by_role("region", name="The newest")).to_contain_text("webhook.test")
+    expect(page.get_by_role("region", name="Newest")).to_contain_text("webhook.test")
     page.goto("/console/alerts")
     found += problems_of(page, "alerts")
     expect(page.get_by_role("region", name="Firing")).to_contain_text("expires in 1.0 hours")
@@ -313,6 +313,6 @@ def test_pages_of_money_and_platform_are_accessible_and_fit(visitor: Visitor) ->
     page.get_by_role("link", name="Drain").first.click()
     expect(page.get_by_role("button", name="Drain it")).to_be_visible()
     found += problems_of(page, "money-drain")
-    page.get_by_role("link", name="Leave it as it is").click()
+    page.get_by_role("link", name="Cancel").click()
     expect(page.get_by_role("heading", name="Upstreams")).to_be_visible()
     assert found == []

@@ -180,7 +180,7 @@ def set_up(server: Server, page: Page) -> None:
 def make_tenant(page: Page) -> None:
     go(page, "Tenants")
     page.get_by_label("Name", exact=True).fill(TENANT)
-    page.get_by_role("button", name="Make the tenant").click()
+    page.get_by_role("button", name="Create the tenant").click()
     expect(page.get_by_role("heading", name=TENANT, level=1)).to_be_visible()
 
 
@@ -188,7 +188,7 @@ def make_key(page: Page) -> str:
     """The secret, which is shown once."""
     page.get_by_role("link", name="Keys").last.click()
     page.get_by_label("Name", exact=True).fill("story")
-    page.get_by_role("button", name="Make the key").click()
+    page.get_by_role("button", name="Create the key").click()
     secret = page.get_by_label("Secret").input_value()
     page.get_by_role("link", name="To the key").click()
     expect(page.get_by_role("heading", name="story", level=1)).to_be_visible()
@@ -206,9 +206,10 @@ def slow_down(page: Page) -> None:
 
 def set_limit(page: Page, amount: str, window: str, rate: str = "") -> None:
     """On the tenant's output tokens, by the form of its page of limits."""
-    page.get_by_label("Of", exact=True).select_option("output_tokens")
-    page.get_by_label("Amount", exact=True).fill(amount)
-    page.get_by_label("In", exact=True).select_option(window)
+    page.get_by_label("of", exact=True).select_option("output_tokens")
+    page.get_by_label("At most", exact=True).fill(amount)
+    page.get_by_label("per", exact=True).select_option(window)
+    page.get_by_text("More", exact=True).click()
     page.get_by_label("Rate a second").fill(rate)
     page.get_by_role("button", name="Set the limit").click()
     expect(page.get_by_role("status")).to_be_visible()
@@ -261,8 +262,8 @@ def see_waterfall(page: Page, request_id: str, problems: list[str]) -> None:
 def rotate_and_revoke(server: Server, page: Page, secret: str) -> None:
     page.goto(f"/console/tenants/{TENANT}/keys")
     page.get_by_role("region", name="Keys", exact=True).get_by_role("link", name="story").click()
-    page.get_by_label("Hours that older secrets work on").fill("1")
-    page.get_by_role("button", name="Make a new secret").click()
+    page.get_by_label("Hours until older secrets stop").fill("1")
+    page.get_by_role("button", name="Create a new secret").click()
     newer = page.get_by_label("Secret").input_value()
     assert newer != secret
     for each in (secret, newer):

@@ -49,6 +49,10 @@ ELSEWHERE = {
     ),
     "POST /console/waiting/{request_id}/cancel": BY_FORM,
     "POST /console/waiting/{request_id}/move": BY_FORM,
+    **dict.fromkeys(
+        (f"POST /console/alerts/{{reference}}/{act}" for act in ("acknowledge", "silence", "unsilence")),
+        "tests/integration/test_console_alerts.py::test_an_alert_is_acknowledged_and_silenced",
+    ),
     "POST /console/policy/change": (
         "tests/integration/test_console_acts.py::test_the_policy_is_changed_through_a_page_that_says_what_changes"
     ),
@@ -153,9 +157,11 @@ COMMANDS: list[tuple[str, str]] = [
 ]
 """In this order: each command that changes the database, and its words."""
 THROUGH_A_SERVER = (
+    *("alerts acknowledge", "alerts silence", "alerts unsilence"),
     *("request cancel", "request move", "ledger adjust", "policy set", "upstream drain", "upstream resume"),
 )
-"""Commands that call a route of the running server: the row is the route's."""
+"""Commands that call a route of the running server: the row is the route's. Those of alerts need one that
+fires: the row is the form's."""
 
 
 def test_every_form_and_command_is_called_here_or_has_its_test_elsewhere() -> None:

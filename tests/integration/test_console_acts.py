@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sqlite3
 from collections.abc import AsyncIterator
 
 import pytest
 
 from tenants.admin.platform.policy import StoredPolicy
+from tenants.nouns.key import KeyChange
 from tenants.nouns.tenant import TenantCreate
 from tests.integration.test_console import ACTOR, House, error_of, house_on
 from tests.support.audited import audited
@@ -170,3 +173,40 @@ async def test_limits_of_all_tenants_together(house: House) -> None:
     tag = (await owner.get(f"{one}/remove")).text.partition('name="etag" value="')[2].partition('"')[0]
     await owner.send(f"{one}/remove", etag=tag)
     assert await house.admin.limits.of_platform() == []
+
+
+async def test_the_audit_is_verified_by_a_button(house: House) -> None:
+    path, auditor = "/console/audit/verify", await house.logged_in("cy")
+    assert f'action="{path}"' in (await auditor.get("/console/audit")).text
+    assert "Nothing was changed: " in (await auditor.get(path)).text
+    elsewhere = {"sec-fetch-site": "cross-site"}
+    assert "Nothing was changed" not in (await auditor.http.get(path, headers=elsewhere)).text
+    with contextlib.closing(sqlite3.connect(house.deps.database.url.removeprefix("sqlite:///"))) as other:
+        other.executescript("DROP TRIGGER audit_no_update; UPDATE audit SET actor = 'x' WHERE seq = 1")
+    assert "The audit was changed: row 1" in (await auditor.get(path)).text
+    assert (await (await house.logged_in("bo")).get(path)).status_code == 403
+
+
+async def test_tenants_and_keys_have_display_names(house: House) -> None:
+    owner, tenant = await owner_of(house), "/console/tenants/acme"
+    form = {"weight": "1", "default_tier": "standard", "tier_standard": "yes", "on_low_budget": "refuse"}
+    form |= {"reserved_tokens_per_s": "0", "reserved_tier": "all"}
+    tag = (await owner.get(f"{tenant}/change")).text.partition('name="etag" value="')[2].partition('"')[0]
+    wrong = await owner.send(f"{tenant}/change", etag=tag, display_name="x" * 101, **form)
+    assert "at most 100" in error_of(wrong, "display_name")
+    await owner.send(f"{tenant}/change", etag=tag, display_name=" Video team <b> ", **form)
+    stored = (await house.admin.tenants.show("acme")).tenant
+    assert (stored.name, stored.display_name) == ("acme", "Video team <b>")
+    for path in ("/console/tenants", tenant):
+        assert "Video team &lt;b&gt;" in (await owner.get(path)).text
+    typed = {"name": "web", "display_name": "Web shop, live", "scope_inference": "yes"}
+    await owner.send(f"{tenant}/keys", **typed)
+    for path in ("/console/keys", f"{tenant}/keys"):
+        page = (await owner.get(path)).text
+        assert "Web shop, live" in page
+        assert "web, " in page
+    [key] = (await house.admin.tenants.show("acme")).keys
+    assert key.display_name == "Web shop, live"
+    await house.admin.keys.update(ACTOR, key.key_id, KeyChange(display_name=""))
+    [key] = (await house.admin.tenants.show("acme")).keys
+    assert key.display_name is None

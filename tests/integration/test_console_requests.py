@@ -294,7 +294,7 @@ async def test_quotes_show_shares_with_intervals_and_too_few_below(pages: Pages)
     whole = await pages.get("/console/quotes?figure=e2e")
     assert "51.7 %" in whole
     assert 'data-value="51.67"' in whole
-    assert "No request was told anything" in await pages.get("/console/quotes?model=other")
+    assert "No estimates in this period" in await pages.get("/console/quotes?model=other")
 
 
 HOSTILE = (

@@ -264,7 +264,7 @@ async def test_a_key_under_a_capped_tenant_is_never_called_unlimited(house: Hous
     assert "unlimited" not in page
     assert "no limit" not in page
     page = said(await owner.get(f"/console/tenants/other/keys/{free.key_id}"))
-    assert "it is unlimited" in page
+    assert "use is unlimited" in page
     # A limit on all tenants together binds it as well; a tenant's people do not read its numbers.
     await admin.limits.set(ACTOR, LimitSet(platform=True, meter="requests", window="day", amount=777))
     await house.deps.directory.refresh()
@@ -323,7 +323,7 @@ async def test_rotation_shows_a_secret_once_and_revocation_asks(house: House) ->
     assert "0 running and 0 waiting" in asked
     page = await followed(member, await member.send(f"{path}/revoke"))
     assert "The key is revoked" in said(page)
-    assert "A new secret" not in said(page)
+    assert "New secret" not in said(page)
     operator = await house.logged_in("operator")
     assert (await operator.send("/console/tenants/acme", f"{path}/rotate")).status_code == 403
 

@@ -28,6 +28,7 @@ OBJECTS = {
     "person": "ada",
     "replica": "away",
     "run": "none",
+    "reference": "none",
     "webhook": "whk_1",
     "name": address("icon.svg").rpartition("/")[2],
 }
@@ -99,18 +100,38 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "/console/audit.csv": ("?tenant=t1",),
     "/console/settings": ("",),
     "/console/policy": ("",),
+    "/console/policy/brake": ("",),
+    "/console/policy/brake/set": ("?tier=batch",),
+    "/console/policy/brake/{reference}/end": ("",),
+    "/console/slo/targets": ("", "?tenant=t1"),
+    "/console/slo/targets/set": ("",),
+    "/console/slo/targets/{reference}/remove": ("",),
+    "/console/prices": ("", "?model=model-1"),
+    "/console/prices/set": ("",),
+    "/console/prices/history": ("?model=model-1",),
+    "/console/limits": ("",),
+    "/console/limits/{limit}": ("",),
+    "/console/limits/{limit}/remove": ("",),
+    "/console/audit/verify": ("",),
+    **{f"/console/alerts/{{reference}}/{act}": ("",) for act in ("acknowledge", "silence", "unsilence")},
     "/console/policy/what-if/{run}": ("",),
     "/console/policy/what-if/{run}/report": ("",),
     "/console/assets/{name}": ("",),
 }  # fmt: skip
 """By route: what is asked of it. A new route without questions fails."""
 STATUS = {
+    "/console/policy/brake/{reference}/end": 404,
+    "/console/slo/targets/{reference}/remove": 404,
+    "/console/limits/{limit}": 404,
+    "/console/limits/{limit}/remove": 404,
+    **{f"/console/alerts/{{reference}}/{act}": 404 for act in ("acknowledge", "silence", "unsilence")},
     "/console/log-in": 303,
     "/console/set-up": 404,
     "/console/policy/what-if/{run}": 404,
     "/console/policy/what-if/{run}/report": 404,
 }
-"""Who is logged in is sent on; of links and what-ifs there are none. All others: 200."""
+"""Who is logged in is sent on; of links, what-ifs, brakes, targets and limits on all tenants there are none.
+All others: 200."""
 
 
 def in_pages(keys: int) -> dict[str, int]:

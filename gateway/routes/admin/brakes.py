@@ -9,8 +9,8 @@ from gateway.http.asgi import Request
 from gateway.routes.admin.common import CHANGE, READ, actor, changed, if_match
 from gateway.routes.context import admin_of, asked, gateway_of, json_response
 from gateway.routes.openapi_fields import one_of
-from tenants.admin.commands import BrakeEnd, BrakeSet
-from tenants.admin.platform.brakes import BRAKED_TIERS, MAX_BRAKE_S
+from tenants.admin.commands import BRAKED_TIERS, BrakeEnd, BrakeSet
+from tenants.admin.platform.brakes import MAX_BRAKE_S
 
 TIERS = " or ".join(tier.value for tier in BRAKED_TIERS)
 

@@ -28,7 +28,8 @@ def show(name: str) -> None:
 
     def text() -> None:
         one = shown.tenant
-        click.echo(f"{one.name} ({one.tenant_id}), {one.status}")
+        called = f", {one.display_name}" if one.display_name else ""
+        click.echo(f"{one.name} ({one.tenant_id}){called}, {one.status}")
         click.echo(f"weight {one.weight:g}, tier {one.default_tier.value}, may use {', '.join(one.tiers)}")
         if one.reserved_tokens_per_s:
             of = f", for {one.reserved_tier.value} requests" if one.reserved_tier else ""

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.administer import named_list
 from ops.cli.base import PageCommand, answer, group, settings_now
+from ops.cli.resource_commands import add_to
 from ops.deploy.alert_rules import as_yaml, rules
-from ops.reporting import table
-from tenants.outbox.transitions import Incident
+from tenants.resources.alerts import ALERTS
 
 if TYPE_CHECKING:
     from ops.settings.settings import Settings
@@ -22,33 +21,17 @@ def rules_now(settings: Settings) -> dict[str, Any]:
 
 @group()
 def alerts() -> None:
-    """Alerts: what fires, and rules for Prometheus.
+    """Alerts: list, acknowledge and silence them; rules for Prometheus.
 
     \b
       fairgate alerts list
+      fairgate alerts acknowledge inc_…
+      fairgate alerts silence inc_… --for 2h --reason "replica is being replaced"
       fairgate alerts rules > /etc/prometheus/fairgate.rules.yml
     """
 
 
-@alerts.command("list")
-@click.option("--state", type=click.Choice(["firing", "resolved"]), help="Only these.")
-def list_(state: str | None) -> None:
-    """Lists alerts of tenants and of the platform, newest first.
-
-    \b
-    --json answers:
-      [{"id": "inc_…", "subject": "slo.burn", "state": "firing", "severity": "page", "tenant_id": "ten_…",
-        "tenant": "acme", "summary": "…", "evidence": {…}, "page": "/console/slo?tenant=ten_…",
-        "fired_at": "2026-…", "resolved_at": null}, …]
-    """
-    fires = None if state is None else state == "firing"
-    alerts_, shown = named_list(lambda admin: admin.webhooks.alerts(fires=fires), Incident.as_json)
-    rows = [
-        (row.subject, named["state"], row.severity, named["tenant"] or "", named["fired_at"], row.summary)
-        for row, named in zip(alerts_, shown, strict=True)
-    ]
-    columns = ("subject", "state", "severity", "tenant", "since", "what")
-    answer(shown, lambda: table("alerts", columns, rows))
+add_to(alerts, ALERTS)
 
 
 @alerts.command("rules", cls=PageCommand)

@@ -166,10 +166,6 @@ def _tell(verdict: Verdict, bill: tuple[LedgerVerdict, PriceVerdict | None] | No
             "last": finding.last,
             "detail": finding.detail,
         }
-    unsigned = verdict.rows - verdict.signed
-    whole = f"{verdict.rows:,} rows, as they were signed by {verdict.checkpoints:,} checkpoints" + (
-        f"; the last {unsigned:,} are not signed yet" if unsigned else ""
-    )
     more, lines = ({}, []) if bill is None else _of_ledger(*bill)
     is_right = finding is None and (
         bill is None or (bill[0].finding is None and (bill[1] is None or not bill[1].wrong_count))
@@ -183,7 +179,7 @@ def _tell(verdict: Verdict, bill: tuple[LedgerVerdict, PriceVerdict | None] | No
             "finding": shown,
         }
         | more,
-        "\n".join([whole, *lines]) if finding is None else f"the audit was changed: {finding}",
+        "\n".join([verdict.words, *lines]) if finding is None else f"the audit was changed: {finding}",
     )
     if not is_right:
         click.get_current_context().exit(1)

@@ -25,7 +25,7 @@ from tenants.storage.tables import audit
 KINDS = (
     *("tenant", "project", "key", "limit", "price", "slo"),
     *("policy", "brake", "upstream", "request", "ledger", "usage"),
-    *("person", "session", "audit", "access", "server", "webhook"),
+    *("person", "session", "audit", "access", "server", "webhook", "alert"),
 )
 """What acts are about: the first word of each act."""
 

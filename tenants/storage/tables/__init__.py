@@ -53,7 +53,7 @@ from tenants.storage.tables.ledger import (
     progress,
     redeemed_quotes,
 )
-from tenants.storage.tables.outbox import incidents, outbox, outbox_head, webhooks
+from tenants.storage.tables.outbox import alert_silences, incidents, outbox, outbox_head, webhooks
 from tenants.storage.tables.people import people, person_links, person_sessions
 
 __all__ = [
@@ -64,6 +64,7 @@ __all__ = [
     "RARE_OUTCOMES",
     "RESERVES",
     "SETTLES",
+    "alert_silences",
     "api_keys",
     "audit",
     "audit_checkpoints",

@@ -40,6 +40,8 @@ tenants = Table(
     Column("labels", JSON(none_as_null=True)),
     # Whether a suspension also ends what runs; the same of projects and keys.
     Column("ends_running", Boolean, nullable=False, server_default=false()),
+    # For people; NULL: none. The same of keys.
+    Column("display_name", String(100)),
     # The directory revision of the last change to this tenant or anything below it.
     Column("revision", BigInteger, nullable=False, index=True),
 )
@@ -73,6 +75,7 @@ api_keys = Table(
     # Networks that it may be used from, in CIDR notation; NULL: anywhere.
     Column("allow_from", JSON(none_as_null=True)),
     Column("ends_running", Boolean, nullable=False, server_default=false()),
+    Column("display_name", String(100)),
     Index("ix_api_keys_created_us_id", "created_us", "id"),
 )
 

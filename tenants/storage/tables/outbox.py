@@ -55,6 +55,9 @@ incidents = Table(
     Column("quiet_us", BigInteger),
     # NULL: it fires.
     Column("resolved_us", BigInteger, index=True),
+    # NULL: nobody did.
+    Column("acknowledged_us", BigInteger),
+    Column("acknowledged_by", String(128)),
     Index("ix_incidents_fired_us_id", "fired_us", "id"),
     # One at a time.
     Index(
@@ -64,6 +67,17 @@ incidents = Table(
         sqlite_where=text("resolved_us IS NULL"),
         postgresql_where=text("resolved_us IS NULL"),
     ),
+)
+
+# Problems of which no webhook hears until an instant.
+alert_silences = Table(
+    "alert_silences",
+    metadata,
+    # `Incident.problem`.
+    Column("problem", String(200), primary_key=True),
+    Column("until_us", BigInteger, nullable=False),
+    Column("by", String(128), nullable=False),
+    Column("reason", String(200), nullable=False),
 )
 
 # One row, id 1. Its lock orders what is put into the outbox.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from litestar import Response
 
@@ -17,9 +17,11 @@ from gateway.http.asgi import Request
 from gateway.routes.context import admin_of, gateway_of
 from tenants.directory import queries
 from tenants.outbox.kinds import BY_SUBJECT, CHECKPOINT, SUBJECTS
+from tenants.outbox.transitions import Incident
 from tenants.outbox.webhook import Webhook, WebhookAdd
 from tenants.people.person import Person
 from tenants.people.roles import Act
+from tenants.resources.alerts import ALERTS
 from tenants.resources.reading import read_page
 from tenants.resources.webhooks import WEBHOOKS, WebhookQuery
 
@@ -28,11 +30,25 @@ OF_WEBHOOKS = f"{PATH}/webhooks"
 MOST_WEBHOOKS = 100
 MOST_SHOWN = 50
 """Per list."""
-DONE = {"removed": "The webhook is removed, with all that was to be sent to it."}
+DONE = {act.verb: act.done for act in ALERTS.acts} | {
+    "removed": "The webhook is removed, with all that was to be sent to it."
+}
 FIELDS = ("url", "tenant", "subjects")
 SAYS = {subject: kind.says for subject, kind in BY_SUBJECT.items()} | {
     CHECKPOINT: "A signed checkpoint of the audit, to be kept elsewhere."
 }
+
+
+def problems_of(alerts: Iterable[Incident]) -> list[tuple[Incident, list[Incident]]]:
+    """One row for each problem: the alert that matters most (`page` before `ticket`, then the oldest), and
+    the others."""
+    groups: dict[tuple[str, int | None], list[Incident]] = {}
+    for alert in alerts:
+        groups.setdefault((alert.problem, alert.resolved_us), []).append(alert)
+    ranked = [
+        sorted(group, key=lambda one: (one.severity != "page", one.fired_us)) for group in groups.values()
+    ]
+    return [(group[0], group[1:]) for group in ranked]
 
 
 def may_change(person: Person, tenant_id: str) -> bool:
@@ -84,7 +100,10 @@ async def _shown(
         visit,
         problem=problem,
         done=said(request, DONE),
-        lists=(("Firing", firing, "Nothing fires"), ("Over", over, "No alert was over lately")),
+        lists=(
+            ("Firing", problems_of(firing), "No alert is firing"),
+            ("Resolved", problems_of(over), "No recently resolved alerts"),
+        ),
         says=SAYS,
         names=names,
         webhooks=webhooks,

@@ -87,7 +87,7 @@ async def _shown(request: Request, found: Webhook, problem: FormProblem | None =
         done=said(request, DONE),
         webhook=found,
         tenant=found.tenant_id,
-        lists=(("Given up", dead), ("The newest", newest)),
+        lists=(("Failed", dead), ("Newest", newest)),
         may_change=may_change(visit.person, found.tenant_id),
     )
 

@@ -42,7 +42,8 @@ async def settings_page(request: Request) -> Response[str]:
     """Of secrets only whether they are set."""
     deps = gateway_of(request).deps
     asked = asked_of(request, "text", "only")
-    settings = chosen(deps.shown_settings, asked["text"], only_set=asked["only"] == "set")
+    only_set = asked["only"] == "set" or not any(asked.values())
+    settings = chosen(deps.shown_settings, asked["text"], only_set=only_set)
     return page_response(
         "platform/settings.html",
         visit_of(request),

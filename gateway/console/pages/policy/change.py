@@ -35,7 +35,7 @@ async def change(request: Request) -> Response[str]:
         options = dict(pairs_of("new_options", typed["new_options"].strip())) if name else {}
         wanted = _wanted(gateway, name, options)
         if tag:
-            asked = PolicyChange(policy=name, options=options, from_settings=not name)
+            asked = PolicyChange(policy=name, options={**options}, from_settings=not name)
             await change_policy(gateway, visit.actor, asked, frozenset({tag}))
             return redirect(with_query(PATH, {"done": "changed"}))
     except PreconditionFailed:

@@ -50,8 +50,8 @@ class Span:
 FEWEST = 30
 """Below this no share is shown: around a half its interval is a third of the scale."""
 Z_95 = 1.959964
-Point = tuple[float, float, float, float]
-"""Stated share, observed share and its interval."""
+OFF = 0.05
+"""A share this far from the stated one, and surely not it, is marked."""
 
 
 def wilson(within: int, requests: int, z: float = Z_95) -> tuple[float, float]:
@@ -86,8 +86,9 @@ class KeptShare:
         return wilson(self.within, self.requests)
 
     @property
-    def point(self) -> Point:
-        return (self.told, self.share, *self.interval)
+    def is_off(self) -> bool:
+        low, high = self.interval
+        return self.is_enough and abs(self.share - self.told) > OFF and not low <= self.told <= high
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,6 @@ class KeptFigure:
     @property
     def requests(self) -> int:
         return self.p50.requests
-
-    @property
-    def points(self) -> list[Point]:
-        return [share.point for share in (self.p50, self.p90) if share.is_enough]
 
 
 def kept_figure(row: Mapping[str, Any]) -> KeptFigure:

@@ -19,7 +19,8 @@ OWNERS_SCOPES = frozenset({"admin:read", "admin:write"})
 """Scopes of the whole admin API, not of a tenant."""
 LABELS = {
     "name": "Name",
-    "default_tier": "Tier of requests that name none",
+    "display_name": "Display name",
+    "default_tier": "Default tier",
     **{field: f"Tier {tier.value}" for tier, field in TIER_FIELDS.items()},
     "models": "Models",
     **{field: f"May {scope}" for scope, field in SCOPE_FIELDS.items()},
@@ -35,6 +36,7 @@ MOVED = {"tiers": TIER_FIELDS[Tier.BATCH], "scopes": SCOPE_FIELDS["inference"], 
 def stored_in_form(key: ApiKey) -> dict[str, str]:
     return {
         "name": key.name,
+        "display_name": key.display_name or "",
         "default_tier": "" if key.default_tier is None else key.default_tier.value,
         **{field: "yes" if tier in (key.tiers or ()) else "" for tier, field in TIER_FIELDS.items()},
         "models": ", ".join(sorted(key.models or ())),
@@ -57,6 +59,7 @@ def change_of(form: Mapping[str, str], stored: ApiKey, *, is_owner: bool) -> Key
 
     return KeyChange(
         name=None if is_same("name") else typed["name"],
+        display_name=None if is_same("display_name") else typed["display_name"],
         default_tier=None if is_same("default_tier") else typed["default_tier"],
         tiers=None if is_same(*TIER_FIELDS.values()) else tiers,
         models=None if is_same("models") else names_in(typed["models"]),

@@ -42,7 +42,8 @@ def row_of(
     has_limit = any(limit.mode is LimitMode.HARD and limit.level != "all tenants together" for limit in path)
     return {
         "key_id": key.key_id,
-        "name": key.name or key.prefix,
+        "name": key.display_name or key.name or key.prefix,
+        "plain_name": key.name,
         "prefix": key.prefix,
         "tenant": tenant or key.tenant_id,
         "project": project or key.project_id,
@@ -50,7 +51,11 @@ def row_of(
         "scopes": ", ".join(sorted(key.scopes)),
         "used_us": None if last_used is None else to_us(last_used),
         "expires_us": None if key.expires_at is None else to_us(key.expires_at),
-        "findings": [FINDINGS[finding] for finding in findings_of(key, last_used, has_limit, now)],
+        "findings": [
+            FINDINGS[finding]
+            for finding in findings_of(key, last_used, has_limit, now)
+            if finding is not KeyFinding.NO_EXPIRY  # which its column says
+        ],
         "limit_words": words_of(path),
     }
 

@@ -15,6 +15,7 @@ from tenants.types import Tier
 TIER_FIELDS = {tier: f"tier_{tier.value}" for tier in Tier}
 FIELDS = (
     "name",
+    "display_name",
     "weight",
     "default_tier",
     *TIER_FIELDS.values(),
@@ -35,8 +36,9 @@ NEW_TENANT = {
 }
 RESERVED_TIERS = [("all", "all tiers"), *((tier.value, tier.value) for tier in Tier)]
 LABELS = {
+    "display_name": "Display name",
     "weight": "Weight",
-    "default_tier": "Tier of requests that name none",
+    "default_tier": "Default tier",
     "models": "Models",
     "on_low_budget": "When the budget runs low",
     "reserved_tokens_per_s": "Reserved cost tokens a second",
@@ -48,6 +50,7 @@ LABELS = {
 def stored_in_form(tenant: Tenant) -> dict[str, str]:
     return {
         "name": tenant.name,
+        "display_name": tenant.display_name or "",
         "weight": f"{tenant.weight:g}",
         "default_tier": tenant.default_tier.value,
         **{field: "yes" if tier in tenant.tiers else "" for tier, field in TIER_FIELDS.items()},
@@ -81,6 +84,7 @@ def create_of(form: Mapping[str, str]) -> TenantCreate:
         on_low_budget=form.get("on_low_budget", ""),
         reserved_tokens_per_s=_number(form, "reserved_tokens_per_s"),
         reserved_tier=form.get("reserved_tier", ""),
+        display_name=form.get("display_name", ""),
     )
 
 
@@ -95,6 +99,7 @@ def change_of(form: Mapping[str, str], stored: Tenant) -> TenantChange:
         on_low_budget=form.get("on_low_budget", ""),
         reserved_tokens_per_s=_number(form, "reserved_tokens_per_s"),
         reserved_tier=form.get("reserved_tier", ""),
+        display_name=form.get("display_name", ""),
         labels=None if form.get("labels") == before["labels"] else _labels(form.get("labels", ""), stored),
     )
 

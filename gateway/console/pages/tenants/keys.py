@@ -12,6 +12,7 @@ from gateway.console.form_errors import FORM_ERRORS, FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.names import names_in
 from gateway.console.pages.tenant_parts.acts import said
+from gateway.console.pages.tenant_parts.curl_line import curl_line
 from gateway.console.pages.tenant_parts.key_form import (
     MOVED,
     OWNERS_SCOPES,
@@ -38,7 +39,7 @@ from tenants.resources.reading import read_page
 
 PATH = f"{one.PATH}/keys"
 MOST_SHOWN = 50
-FIELDS = ("name", "project", "default_tier", *SCOPE_FIELDS.values(), "ends", "allow_from")
+FIELDS = ("name", "display_name", "project", "default_tier", *SCOPE_FIELDS.values(), "ends", "allow_from")
 NEW_KEY = {"project": DEFAULT_PROJECT} | {SCOPE_FIELDS[scope]: "yes" for scope in DEFAULT_SCOPES}
 DONE = {"revoked": "The key is revoked, for good."}
 
@@ -50,6 +51,7 @@ def create_of(form: Mapping[str, str], tenant_id: str, *, is_owner: bool) -> Key
         tenant=tenant_id,
         project=form.get("project") or None,
         name=form.get("name", ""),
+        display_name=form.get("display_name", ""),
         default_tier=form.get("default_tier") or None,
         scopes=scopes,
         expires=end_typed("ends", form.get("ends", "")),
@@ -79,7 +81,13 @@ async def secret_page(request: Request, owner: Tenant, key: ApiKey, secret: str)
     """Shows a secret, once, when the key is active everywhere."""
     late = await gateway_of(request).directory.changed()
     return page_response(
-        "tenants/secret.html", visit_of(request), found=owner, key=key, secret=secret, is_late=bool(late)
+        "tenants/secret.html",
+        visit_of(request),
+        found=owner,
+        key=key,
+        secret=secret,
+        is_late=bool(late),
+        curl=curl_line(request, secret),
     )
 
 

@@ -33,8 +33,8 @@ from tenants.nouns.tenant import Tenant
 from tenants.people.roles import Act
 from tenants.types import SubjectKind
 
-PATHS = [f"{limits.PATH}/{{limit:str}}", f"{limits.OF_PLATFORM}/{{limit:str}}"]
-REMOVE = [f"{path}/remove" for path in PATHS]
+PATH = f"{limits.PATH}/{{limit:str}}"
+OF_PLATFORM = f"{limits.OF_PLATFORM}/{{limit:str}}"
 OVERRIDDEN = ("override_amount", "override_rate", "for_h", "reason")
 OVERRIDE_FIELD = {"amount": "override_amount", "rate_per_s": "override_rate", "for_s": "for_h"}
 """Form fields of command fields with other names."""
@@ -51,10 +51,8 @@ Owner = Tenant | None
 
 async def _found(request: Request, tenant: str, limit: str, *, to_change: bool) -> tuple[Owner, LimitView]:
     """Raises `NotFound` for another tenant's limit. The tenant's own limits need `Act.CHANGE_TENANT`. Without
-    a tenant it is one of the platform."""
+    a tenant it is one of the platform, which its route guards."""
     if not tenant:
-        if not visit_of(request).person.may(Act.CHANGE_PLATFORM if to_change else Act.READ_PLATFORM):
-            raise NotForThisRole
         view = await admin_of(request).limits.show(limit)
         if view.limit.kind is not SubjectKind.PLATFORM:
             raise NotFound("limit", limit)
@@ -68,12 +66,10 @@ async def _found(request: Request, tenant: str, limit: str, *, to_change: bool) 
     return owner, view
 
 
-@page(PATHS, act=Act.READ_TENANT)
 async def limit_page(request: Request, limit: FromPath[str], tenant: FromPath[str] = "") -> Response[str]:
     return await _shown(request, *await _found(request, tenant, limit, to_change=False))
 
 
-@form(PATHS, act=Act.LIMIT_BELOW_TENANT)
 async def change_limit(request: Request, limit: FromPath[str], tenant: FromPath[str] = "") -> Response[str]:
     """Does what the pressed button says, unless the limit was changed in the meantime."""
     visit, admin = visit_of(request), admin_of(request)
@@ -102,7 +98,6 @@ async def change_limit(request: Request, limit: FromPath[str], tenant: FromPath[
     return await done(request, f"{home_of(owner)}/{stored.limit_id}", act)
 
 
-@page(REMOVE, act=Act.LIMIT_BELOW_TENANT)
 async def ask_remove(request: Request, limit: FromPath[str], tenant: FromPath[str] = "") -> Response[str]:
     owner, view = await _found(request, tenant, limit, to_change=True)
     [row] = await rows_of_tenant(request, owner, [view], projected=False)
@@ -122,7 +117,6 @@ async def ask_remove(request: Request, limit: FromPath[str], tenant: FromPath[st
     )
 
 
-@form(REMOVE, act=Act.LIMIT_BELOW_TENANT)
 async def remove_limit(request: Request, limit: FromPath[str], tenant: FromPath[str] = "") -> Response[str]:
     visit, admin = visit_of(request), admin_of(request)
     owner, view = await _found(request, tenant, limit, to_change=True)
@@ -169,4 +163,13 @@ def _id_of(owner: Owner) -> str | None:
     return None if owner is None else owner.tenant_id
 
 
-HANDLERS = [limit_page, change_limit, ask_remove, remove_limit]
+HANDLERS = [
+    page(PATH, act=Act.READ_TENANT)(limit_page),
+    form(PATH, act=Act.LIMIT_BELOW_TENANT)(change_limit),
+    page(f"{PATH}/remove", act=Act.LIMIT_BELOW_TENANT)(ask_remove),
+    form(f"{PATH}/remove", act=Act.LIMIT_BELOW_TENANT)(remove_limit),
+    page(OF_PLATFORM, act=Act.READ_PLATFORM)(limit_page),
+    form(OF_PLATFORM, act=Act.CHANGE_PLATFORM)(change_limit),
+    page(f"{OF_PLATFORM}/remove", act=Act.CHANGE_PLATFORM)(ask_remove),
+    form(f"{OF_PLATFORM}/remove", act=Act.CHANGE_PLATFORM)(remove_limit),
+]

@@ -1,4 +1,4 @@
-"""Admin routes: what was sent to a webhook, and alerts."""
+"""Admin route: what was sent to a webhook."""
 
 from __future__ import annotations
 
@@ -14,25 +14,9 @@ from gateway.routes.context import admin_of
 from gateway.routes.openapi_fields import one_of
 from tenants.admin.webhooks import MOST_SHOWN
 from tenants.outbox.outbox import Delivery
-from tenants.outbox.transitions import Incident
 
 STATES = ("pending", "delivered", "dead")
-ALERT_STATES = ("firing", "resolved")
 State = Annotated[str | None, QueryParameter(name="state")]
-
-
-@get(
-    "/admin/v1/alerts",
-    opt=READ | {"parameters": {"state": one_of(ALERT_STATES)}},
-    summary="Alerts: those that fire, and those that are over",
-    description=f"Evaluated by the server, by tenant too; the newest first, at most {MOST_SHOWN}. `state`:"
-    " firing or resolved; without it both. `page`: of the console, with the evidence.",
-)
-async def list_alerts(request: Request, wanted: State = None) -> Response[bytes]:
-    _check("state", wanted, ALERT_STATES)
-    fires = None if wanted is None else wanted == "firing"
-    incidents = await admin_of(request).webhooks.alerts(fires=fires)
-    return await listed(request, [Incident.as_json(incident) for incident in incidents])
 
 
 @get(
@@ -53,4 +37,4 @@ def _check(name: str, value: str | None, known: tuple[str, ...]) -> None:
         raise errors.bad_request(f"Invalid '{name}': '{value[:64]}' is not one of {', '.join(known)}.", name)
 
 
-HANDLERS = [list_alerts, list_deliveries]
+HANDLERS = [list_deliveries]

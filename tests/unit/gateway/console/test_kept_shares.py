@@ -32,10 +32,10 @@ def test_an_intervals_ends_are_where_the_share_is_just_not_surprising() -> None:
                 assert abs(share - end) / deviation == pytest.approx(Z_95)
 
 
-def test_of_few_requests_no_point_is_drawn() -> None:
-    enough = kept_figure({"requests": FEWEST, "within_p50": 15, "within_p90": 27})
-    assert [told for told, *_ in enough.points] == [0.5, 0.9]
-    assert [happened for _, happened, *_ in enough.points] == [0.5, 0.9]
-    few = kept_figure({"requests": FEWEST - 1, "within_p50": 15, "within_p90": 27})
-    assert few.points == []
-    assert not few.p90.is_enough
+def test_a_share_is_marked_where_it_is_surely_off() -> None:
+    right = kept_figure({"requests": FEWEST, "within_p50": 15, "within_p90": 27})
+    assert (right.p50.is_off, right.p90.is_off) == (False, False)
+    off = kept_figure({"requests": 100, "within_p50": 0, "within_p90": 3})
+    assert (off.p50.is_off, off.p90.is_off) == (True, True)
+    few = kept_figure({"requests": FEWEST - 1, "within_p50": 0, "within_p90": 0})
+    assert (few.p90.is_enough, few.p90.is_off) == (False, False)

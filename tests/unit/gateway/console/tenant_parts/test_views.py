@@ -62,7 +62,7 @@ def test_what_deserves_a_look_about_a_key() -> None:
         assert findings_of(gone, None, False, now) == ()
     row = key_row(KEY, None, [], now, tenant="acme", project=None)
     assert (row["tenant"], row["project"], row["state"]) == ("acme", "prj_1", "active")
-    assert row["findings"] == ["never used", "no end", "no limit"]
+    assert row["findings"] == ["never used", "no limit"]
 
 
 def test_both_states_of_a_tenant_are_told_apart_field_by_field() -> None:
