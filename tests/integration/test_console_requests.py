@@ -13,14 +13,17 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from sqlalchemy import select
 
 from gateway import errors
 from gateway.console import resource_pages
 from gateway.console.pages.requests.ways_out import WAYS_OUT
+from gateway.domain.ids import new_request_id
 from gateway.errors import Lacked
 from gateway.metrics.registry import Metrics
 from gateway.records.refusal_recorder import RefusalRecorder
 from ops.sandbox.page_reader import ConsolePage, parse_page
+from tenants.admin.lists import scans
 from tenants.counts import calibration
 from tenants.counts import refusal_store as refusals
 from tenants.counts.calibration import CalibrationKey, KeptCount
@@ -31,6 +34,7 @@ from tenants.slo.slo import Missed, SloTally
 from tenants.slo.store import CountKey
 from tenants.storage.database import create_sql_engine, open_database
 from tenants.storage.flushes import Flush
+from tenants.storage.tables import ledger
 from tests.support.builders import site
 from tests.support.console import PASSWORD, TOKEN
 from tests.support.gateway_app import gateway_app
@@ -215,6 +219,96 @@ async def test_members_see_their_tenants_alone(pages: Pages) -> None:
     assert "41" in await pages.get("/console/refusals", "bo")
     assert "1,000" not in await pages.get("/console/refusals", "bo")
     assert "Your role does not allow this" in await pages.get("/console/quotes", "cy", 403)
+
+
+async def test_the_search_leads_to_what_a_person_may_see(pages: Pages) -> None:
+    await pages.invite("cy", "member", ("t2",))
+    directory = pages.client._transport.app.state.gateway.deps.directory  # type: ignore[attr-defined]
+    await directory.refresh()
+
+    async def leads_to(asked: str, name: str = "ada") -> str:
+        cookie = {"cookie": f"fairgate_session={pages.cookies[name]}"}
+        answer = await pages.client.get("/console/search", params={"q": asked}, headers=cookie)
+        assert answer.status_code in (200, 303)
+        return answer.headers.get("location") or cells(answer.text)
+
+    owned = re.findall(r'"/console/requests/(req_\d+)"', await pages.get("/console/requests", "cy"))[0]
+    foreign = re.findall(r'"/console/requests/(req_\d+)"', await pages.get("/console/requests?tenant=t1"))[0]
+    page = f"/console/requests/{owned}"
+    number = owned.removeprefix("req_")
+    for each in (owned, f" {owned} ", f"chatcmpl-{number}", f"cmpl-{number}", f"resp_{number}", f"msg_{number}"):
+        assert await leads_to(each) == await leads_to(each, "cy") == page
+    for asked, where in (
+        ("t1", "/console/tenants/t1"),
+        ("ten_1", "/console/tenants/t1"),
+        ("key_1", "/console/tenants/ten_1/keys/key_1"),
+        ("fg_live_public1", "/console/tenants/ten_1/keys/key_1"),
+        ("fg_live_public1_secret", "/console/tenants/ten_1/keys/key_1"),
+        (foreign, f"/console/requests/{foreign}"),
+    ):
+        assert await leads_to(asked) == where
+        assert "Nothing found" in await leads_to(asked, "cy"), asked
+    assert "fg_live_none_secret" not in await leads_to("fg_live_none_secret")
+    several = await leads_to("t")
+    assert ("t1" in several, "t2" in several, "Tenants" in several) == (True, True, True)
+    assert await leads_to("t", "cy") == "/console/tenants/t2", "the only one that a member sees"
+    acts = (await pages.client.get("/admin/v1/audit?act=person.invite&limit=1")).json()["data"]
+    assert await leads_to(f"#{acts[0]['seq']}") == f"/console/audit?seq={acts[0]['seq']}"
+    assert "Nothing found" in await leads_to(f"#{acts[0]['seq']}", "cy")
+    assert (await leads_to("ADA")).startswith("/console/people/psn_")
+    assert "Nothing found" in await leads_to("ada", "cy")
+    assert "You can search for" in await leads_to("")
+
+
+async def test_the_slowest_come_first_among_those_that_a_page_looks_at(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, took = time.time(), (0.2, 9.0, 0.5, 3.0, 0.1, 7.0)
+    ids = [new_request_id(now_s - 60 * number - seconds) for number, seconds in enumerate(took)]
+    async with opened(database_url, tmp_path / "data") as pages:
+        engine = create_sql_engine(database_url, writing=True)
+        with engine.begin() as connection:
+            row = dict(connection.execute(select(ledger).where(ledger.c.kind == "settle").limit(1)).mappings().one())
+            del row["id"]
+            for number, request_id in enumerate(ids):
+                at_us = round((now_s - 60 * number) * 1e6)
+                connection.execute(ledger.insert().values(row | {"request_id": request_id, "at_us": at_us}))
+        engine.dispose()
+
+        async def listed(asked: str) -> tuple[list[float], str | None]:
+            answer = (await pages.client.get(f"/admin/v1/requests/ended?{asked}")).json()
+            return [round(each["duration_s"] or 0, 1) for each in answer["data"]], answer["next_cursor"]
+
+        slowest, _ = await listed("sort=slowest&limit=3")
+        assert slowest == [9.0, 7.0, 3.0]
+        since = quote(from_us(round((now_s - 150) * 1e6)).isoformat())
+        assert (await listed(f"sort=slowest&from={since}"))[0][:2] == [9.0, 0.5]
+        long, cursor = await listed("min_duration_s=3&limit=2")
+        assert long == [9.0, 3.0], "the newest first"
+        assert (await listed(f"min_duration_s=3&limit=2&cursor={cursor}"))[0] == [7.0]
+        answer = await pages.client.get("/admin/v1/requests/ended?min_duration_s=long")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "min_duration_s")
+        page = await pages.get("/console/requests?sort=slowest&min_duration_s=3")
+        assert re.findall(r'"/console/requests/(req_\w+)"', page) == [ids[1], ids[5], ids[3]]
+        assert "The slowest of all that match" in page
+        assert "9.0 s" in cells(page), "without a timeline, too"
+        monkeypatch.setattr(scans, "MOST_SCANNED", 4)
+        first, cursor = await listed("sort=slowest&limit=2")
+        assert first == [9.0, 3.0], "of the newest four"
+        assert (await listed(f"sort=slowest&limit=2&cursor={cursor}"))[0] == [7.0, 0.1]
+
+
+async def test_filters_go_along_from_state_to_state(pages: Pages) -> None:
+    asked = "tenant=t1&key=key_1&model=model-1&from=2026-01-01"
+    rows: dict[str, int] = {}
+    for path in ("requests", "slo/misses", "refusals"):
+        page = await pages.get(f"/console/{path}?{asked}&tier=")
+        for other in ("requests", "slo/misses", "refusals", "waiting"):
+            assert f'href="/console/{other}?{asked.replace("&", "&amp;")}"' in page, path
+        rows[path] = len(re.findall(r'data-label="Request', page))
+    every = (await pages.client.get("/admin/v1/slo/misses?key=key_1&limit=100")).json()["data"]
+    of_model = (await pages.client.get("/admin/v1/slo/misses?key=key_1&model=model-1&limit=100")).json()["data"]
+    assert 0 < len(of_model) == rows["slo/misses"] < len(every)
 
 
 async def test_each_code_is_found_by_request_and_by_tenant_with_limit_wanted_and_available(

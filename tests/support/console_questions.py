@@ -49,7 +49,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "/console/waiting/{request_id}/move": ("?tier=batch",),
     "/console/people": ("",),
     "/console/people/{person}": ("",),
-    "/console/tenants": ("", "?search=t"),
+    "/console/tenants": ("", "?search=t", "?sort=refused"),
     "/console/tenants.csv": ("",),
     TENANT: ("",),
     f"{TENANT}/change": ("",),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import NamedTuple
+from zoneinfo import ZoneInfo
 
 from gateway.console.pages.filters import Filters
 
@@ -44,9 +45,16 @@ def periods(now: datetime) -> list[Period]:
     ]
 
 
-def period_links(filters: Filters, now_s: float) -> list[PeriodLink]:
-    """Of a list whose times are in UTC where they name no other zone."""
-    now = datetime.fromtimestamp(now_s, UTC)
+def zone_of(name: str) -> tzinfo:
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        return UTC
+
+
+def period_links(filters: Filters, now_s: float, time_zone: str = "UTC") -> list[PeriodLink]:
+    """`time_zone`: of dates on that page; unknown ones are read as UTC."""
+    now = datetime.fromtimestamp(now_s, zone_of(time_zone))
     return [
         PeriodLink(one.name, one.words, one.bounds, filters.link("", **one.bounds)) for one in periods(now)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,10 +14,18 @@ from gateway.console.access import own_tenants, page, tenant_shown, visit_of
 from gateway.console.csv_file import csv_list
 from gateway.console.form_errors import FormProblem
 from gateway.console.formats import exact_dollars
-from gateway.console.pages.filters import FILTER_ERRORS, Filters, asked_of, cursor_of
+from gateway.console.pages.filters import (
+    FILTER_ERRORS,
+    Filters,
+    TenantScope,
+    asked_of,
+    cursor_of,
+    known_values,
+)
 from gateway.console.pages.money.amounts import MEASURES, change
 from gateway.console.pages.money.usage_reads import UsageRead, read_usage
-from gateway.console.pages.money.usage_view import REQUESTS, Row, group_sums, over_time
+from gateway.console.pages.money.usage_view import REQUESTS, Row, group_sums, over_time, window_words
+from gateway.console.pages.periods import period_links
 from gateway.console.rendering import SECURITY_HEADERS, page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
@@ -88,11 +97,11 @@ async def usage_page(request: Request) -> Response[str]:
         question = usage_asked(asked, await _tenant_of(request, asked))
         usage = await read_usage(admin, question, cursor_of(request))
     except FILTER_ERRORS as error:
-        return _shown(request, asked, problem=Filters(PATH, asked).problem(error))
-    return _shown(request, asked, usage)
+        return await _shown(request, asked, problem=Filters(PATH, asked).problem(error))
+    return await _shown(request, asked, usage)
 
 
-def _shown(
+async def _shown(
     request: Request,
     asked: dict[str, str],
     found: UsageRead | None = None,
@@ -100,17 +109,20 @@ def _shown(
 ) -> Response[str]:
     gateway, person, tenants = gateway_of(request), visit_of(request).person, _tenants(request)
     names = [*GROUPS, *(f"{LABEL}{name}" for name in labels_of(tenants))]
+    filters = Filters(PATH, asked)
     names += [group for group in (asked["group"], asked["then"]) if group and group not in names]
     return page_response(
         "money/usage.html",
         visit_of(request),
         problem=problem,
         asked=asked,
-        windows=[(window, window) for window in WINDOWS],
+        windows=[(window, "whole period" if window == "total" else window) for window in WINDOWS],
         groups=[(name, name.replace(LABEL, "label ")) for name in names],
         measures=[(name, measure.words) for name, measure in MEASURES.items()],
         tiers=[("", "all"), *((tier.value, tier.value) for tier in Tier)],
-        models=list(gateway.pools),
+        filters=filters,
+        period_links=period_links(filters, gateway.deps.wall_clock(), asked["time_zone"])[1:],
+        known_values=await known_values(request, TenantScope(None, asked["tenant"], ())),
         own=None if own_tenants(person) is None else [(tenant.name, tenant.name) for tenant in tenants],
         csv=with_query(f"{PATH}/csv", asked),
         json=with_query(f"{PATH}/json", asked),
@@ -146,6 +158,8 @@ def _answer(asked: dict[str, str], found: UsageRead) -> dict[str, Any]:
             for group in groups[:MOST_BARS]
         ],
         "chart": chart,
+        "at": partial(window_words, window=query.window, time_zone=query.time_zone),
+        "empty_windows": 0 if chart is None else sum(not any(row.values) for row in chart.rows),
         "columns": [(name, "number") for name in chart.columns] if chart else [],
         "total": found.total,
         "before": found.before,
@@ -166,7 +180,7 @@ async def usage_json(request: Request) -> Response[Any]:
         question = usage_asked(asked, await _tenant_of(request, asked))
         answer = await shown_usage(admin, question, cursor_of(request), MAX_PAGE)
     except FILTER_ERRORS as error:
-        return _shown(request, asked, problem=Filters(PATH, asked).problem(error))
+        return await _shown(request, asked, problem=Filters(PATH, asked).problem(error))
     return Response(msgspec.json.encode(answer), headers=SECURITY_HEADERS, media_type="application/json")
 
 
@@ -188,7 +202,7 @@ async def usage_file(request: Request) -> Response[str]:
             lambda cursor: with_query(f"{PATH}/csv", asked | {"cursor": cursor}),
         )
     except FILTER_ERRORS as error:
-        return _shown(request, asked, problem=Filters(PATH, asked).problem(error))
+        return await _shown(request, asked, problem=Filters(PATH, asked).problem(error))
 
 
 def _file_row(row: Row) -> dict[str, object]:

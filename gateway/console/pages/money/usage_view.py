@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime, time, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -128,6 +128,14 @@ def over_time(
         buckets[to_us(datetime.fromisoformat(row["start"]))].values[place] += measure.of(amounts_of(row))
     columns = [names.get(ids, "all") or "all" for ids in largest] + ["all others"] * has_others
     return TimeTable(columns, list(buckets.values()))
+
+
+def window_words(at_us: int, *, window: str, time_zone: str) -> str:
+    """An edge of windows by the clock of their zone."""
+    at = from_us(at_us).astimezone(ZoneInfo(time_zone))
+    if at.time() != time():
+        return at.strftime("%Y-%m-%d %H:%M")
+    return at.strftime("%Y-%m" if window == "month" and at.day == 1 else "%Y-%m-%d")
 
 
 def period_before(from_us_: int, to_us_: int, time_zone: str) -> tuple[str, str]:

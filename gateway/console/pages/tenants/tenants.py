@@ -1,4 +1,4 @@
-"""The page of tenants: search, and a new one."""
+"""The page of tenants: search, what each did today, and a new one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gateway.console.pages.tenant_parts.tenant_form import (
     create_of,
     errors_by_field,
 )
+from gateway.console.pages.tenant_parts.today import last_uses, today_of
 from gateway.console.rendering import page_response
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of, gateway_of
@@ -29,7 +30,9 @@ from tenants.types import OnLowBudget, Tier
 
 PATH = "/console/tenants"
 FILE = f"{PATH}.csv"
-FILTERS = ("search",)
+FILTERS = ("search", "sort")
+SORTS = {"": "name", "cost_nanousd": "charged", "requests": "requests", "refused": "refused"}
+"""Of the list, by what tenants did today; empty: of all, in pages."""
 MOST_SHOWN = 50
 
 
@@ -62,6 +65,13 @@ async def tenants_file(request: Request) -> Response[str]:
     )
 
 
+def _seen(request: Request, filters: Filters) -> list[Tenant]:
+    """Those that the person may see, and that are searched for."""
+    own, part = own_tenants(visit_of(request).person), filters.values["search"].lower()
+    tenants = gateway_of(request).deps.directory.tenants()
+    return [one for one in tenants if (own is None or one.tenant_id in own) and part in one.name.lower()]
+
+
 async def _found(request: Request, filters: Filters, cursor: str | None, limit: int) -> Page[Tenant]:
     query, only = TenantQuery(search=filters.get("search")), own_tenants(visit_of(request).person)
     return await read_page(admin_of(request), TENANTS, query, cursor=cursor, limit=limit, only=only)
@@ -71,13 +81,27 @@ async def _shown(
     request: Request, typed: dict[str, str], problem: FormProblem | None = None
 ) -> Response[str]:
     visit, filters = visit_of(request), filters_of(request, PATH, FILTERS)
-    page = await _found(request, filters, filters.cursor, MOST_SHOWN)
+    gateway, sort = gateway_of(request), filters.values["sort"]
+    since, today = await today_of(gateway)
+    if sort and sort in SORTS:
+        rows = sorted(
+            _seen(request, filters), key=lambda one: (-getattr(today[one.tenant_id], sort), one.name)
+        )
+        page = Page(rows[:MOST_SHOWN], None)
+    else:
+        page = await _found(request, filters, filters.cursor, MOST_SHOWN)
     return page_response(
         "tenants/tenants.html",
         visit,
         problem=problem,
         tenants=page.rows,
+        today=today,
+        since=since,
+        last_used=await last_uses(gateway, [one.tenant_id for one in page.rows]),
         search=filters.values["search"],
+        sort=sort,
+        sorts=[(words, filters.link(sort=name), name == sort) for name, words in SORTS.items()],
+        most=MOST_SHOWN,
         next_page=filters.link(cursor=page.next_cursor) if page.next_cursor else "",
         first_page=filters.link() if filters.cursor is not None else "",
         file=filters.link(FILE),
