@@ -23,7 +23,7 @@ from tests.support.waiting_streams import full, waiting
 
 PATIENCE_S = 20_000
 EVENTS = {"accept": "text/html, text/event-stream"}
-OVERVIEW, WAITING = "/console/overview", "/console/waiting"
+OVERVIEW, WAITING = "/console", "/console/waiting"
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ async def test_a_stream_ends_with_its_session_and_says_so(server: Server) -> Non
         async with stream(browser, f"{OVERVIEW}/live") as events:
             rest = [each async for each in events]
         assert "Your session has ended" in rest[0]
-        assert 'href="/console/log-in?next=%2Fconsole%2Foverview"' in rest[0]
+        assert 'href="/console/log-in"' in rest[0]
 
 
 async def test_a_member_sees_the_own_tenants_requests_alone_also_in_the_stream(
@@ -195,8 +195,12 @@ async def test_a_member_sees_the_own_tenants_requests_alone_also_in_the_stream(
                 assert "not here any more" in answer.text
             with server.http(keys["other"]) as client:
                 assert client.get(f"/v1/requests/{foreign}").json()["status"] == "waiting"
-        assert (await browser.get(OVERVIEW)).status_code == 403
-        assert (await browser.get(f"{OVERVIEW}/live")).status_code == 403
+        for text in ((await browser.get(OVERVIEW)).text, (await browser.get(f"{OVERVIEW}/live")).text):
+            assert "Closest limit" in text
+            assert ">acme</a>" in text
+            assert "crowd" not in text
+            assert "other</a>" not in text
+        assert (await browser.get("/console/overview")).headers["location"] == OVERVIEW
 
 
 async def test_a_move_shows_its_price_first_and_both_acts_are_in_the_audit(
@@ -274,9 +278,9 @@ async def test_a_tenant_of_10_connections_beside_one_of_100_shows_its_time_befor
 
 
 def before_line(text: str) -> dict[str, str]:
-    """Of each tenant that lined up lately, what stands under `Before line`."""
+    """Of each tenant that lined up lately, what stands under `Before queue`."""
     rows = re.findall(
-        r'data-label="Tenant"><a [^>]*>([^<]*)</a>.*?data-label="Before line" class="number">([^<]*)<',
+        r'data-label="Tenant"><a [^>]*>([^<]*)</a>.*?data-label="Before queue" class="number">([^<]*)<',
         text,
         re.DOTALL,
     )

@@ -14,7 +14,7 @@ from ops.bench.common.load import admin_call
 from ops.sandbox.server import LocalServer, ServerFailed, until
 
 TRACE_RATIO = 0.01
-OVERVIEW = "/console/overview/live"
+OVERVIEW = "/console/live"
 OPEN_S = 60.0
 FORM_TOKEN = re.compile(r'name="form_token" value="([^"]+)"')
 EVENT_END = b"\n\n"
