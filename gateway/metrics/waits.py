@@ -1,7 +1,7 @@
 """Waits that requests were told on arrival and waits that they had, and recent times to the first token.
 
-For status pages, which Prometheus does not serve. Bounded: the last `MAX_KEPT` requests of the last `MAX_LINES`
-tenants and tiers; times to the first token as counts of classes.
+For status pages, as Prometheus has no labels of tenants. Bounded: the last `MAX_KEPT` requests of the last
+`MAX_LINES` tenants and tiers; times to the first token as counts of classes.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ def _quantile(values: Sequence[float], share: float) -> float | None:
 
 
 class RecentFirstTokens:
-    """Times to the first token of the last `KEPT_MINUTES`, which can be added over gateways. Use from one event
-    loop."""
+    """Of the last `KEPT_MINUTES`; can be added over gateways. Use from one event loop."""
 
     def __init__(self) -> None:
         self._minutes: deque[tuple[int, Counter[int]]] = deque(maxlen=KEPT_MINUTES)

@@ -159,10 +159,10 @@ class _Check:
 
     async def overview(self) -> None:
         """Today's charges. The page keeps what it read of the database for some seconds."""
-        page = await self._reader.get("/console/overview")
+        page = await self._reader.get("/console")
         today_s = int(time.time()) // (DAY_US // 1_000_000) * (DAY_US // 1_000_000)
         charged = self._books.by_day().get(today_s, {}).get("Charged", 0)
-        self._same(page.path, "charged today", page.figures["Charged today"].amount, charged)
+        self._same(page.path, "spend today", page.figures["Spend today"].amount, charged)
 
     async def _usage(self) -> None:
         total, days = self._books.total(), self._books.by_day()

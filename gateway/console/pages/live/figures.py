@@ -1,4 +1,4 @@
-"""What the overview shows, from the counters of all gateways: shares, sentences, what needs somebody. Pure."""
+"""What the overview shows, from counters of all gateways: shares, sentences, what needs somebody. Pure."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class ShareRow:
     queued: int
     running: int
     entitled: float
-    """By weight, among the tenants active in the tier: with a request in it, or with one in the last minutes."""
+    """By weight among the tenants active in the tier: those with a request now or in the last minutes."""
     due: float | None
     """Its fair share of what was asked for; None: the tier had no service."""
     had: float | None
@@ -245,11 +245,7 @@ def why_of(row: ShareRow) -> str:
         why = f"{_requests(row.queued)} waiting" if row.queued else "none of its requests waits now"
         return f"{share_text(row.behind / due)} less than due: {why}"
     if -row.behind > max(A_TENTH * due, LEAST_OFF):
-        why = (
-            "its running requests finish first"
-            if row.running
-            else "the next requests of others make up for it"
-        )
+        why = "its running requests finish first" if row.running else "the next requests make up for it"
         return f"more than its due of {share_text(due)}: {why}"
     if row.beyond > A_TENTH * entitled:
         return f"{_times(had / entitled)}: others left {share_text(row.beyond)} unused"
@@ -280,7 +276,7 @@ def scale_of(rows: Iterable[ShareRow]) -> float:
 
 
 def tiers_of(overview: Overview, wanted: str = "", most: int | None = None) -> tuple[TierRows, ...]:
-    """The rows by tier; of a tier without any nothing. `wanted`: part of a tenant's name; `most`: rows in all."""
+    """The rows by tier, without empty tiers. `wanted`: part of a tenant's name; `most`: rows in all."""
     found = [row for row in overview.rows if wanted.casefold() in row.name.casefold()][:most]
     return tuple(
         TierRows(tier, overview.parts[tier], sum(row.tier == tier for row in overview.rows), rows)

@@ -37,15 +37,17 @@ async def first_steps(request: Request) -> FirstSteps | None:
     if tenants and limits and keys and ended:
         return None
     people = (await read_page(admin, PEOPLE, PersonQuery(), limit=2)).rows
-    first = f"/console/tenants/{tenants[0].name}" if tenants else "/console/tenants"
+    listed = "/console/tenants"
+    of_first = f"{listed}/{tenants[0].name}" if tenants else listed
+    limits_page, keys_page = (f"{of_first}/{each}" if tenants else listed for each in ("limits", "keys"))
     steps = (
-        ("Create a tenant: a team, a customer or a program", "/console/tenants", bool(tenants)),
+        ("Create a tenant: a team, a customer or a program", listed, bool(tenants)),
         (
             "Set its limit, such as 1,000,000 tokens a day",
-            f"{first}/limits" if tenants else first,
+            limits_page,
             bool(limits),
         ),
-        ("Create a key and copy it", f"{first}/keys" if tenants else first, bool(keys)),
+        ("Create a key and copy it", keys_page, bool(keys)),
         ("Send a first request with the line below", "/console/requests", bool(ended)),
         ("Invite a colleague", "/console/people", len(people) > 1),
     )

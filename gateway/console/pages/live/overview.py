@@ -1,4 +1,4 @@
-"""The start page: the live overview of the platform, or of a member's tenants, and the first steps of a new server."""
+"""The start page: the live overview of the platform, or of a member's tenants; the first steps."""
 
 from __future__ import annotations
 

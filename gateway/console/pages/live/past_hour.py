@@ -1,4 +1,4 @@
-"""The last hour by minute: each tenant's service against its weight, and what happened meanwhile. Of all gateways."""
+"""The last hour of all gateways by minute: service of tenants against their weights, and what happened."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ MOST_LINES = 4
 """Tenants with a line of their own."""
 MOST_EVENTS = 8
 MOST_TENANTS = 50
+ACTS = {"policy": "policy changed", "brake.set": "brake set", "brake.end": "brake ended"}
 WIDTH, HEIGHT = 760, 216
 LEFT, RIGHT, TOP, BOTTOM = 46, 752, 20, 194
 
@@ -234,18 +235,9 @@ def replica_events(rows: Iterable[tuple[EngineKey, EngineMinute]]) -> list[HourE
 
 async def _acts(deps: GatewayDeps, since: str) -> list[HourEvent]:
     found = []
-    for act, words in (
-        ("policy", "policy changed"),
-        ("brake.set", "brake set"),
-        ("brake.end", "brake ended"),
-    ):
+    for act, words in ACTS.items():
         page = await read_page(deps.admin, AUDIT, AuditQuery(act=act, since=since), limit=MOST_EVENTS)
-        found += [
-            HourEvent(
-                to_us(row.at), f"{words} by {row.actor.partition(':')[2] or row.actor}", "/console/policy"
-            )
-            for row in page.rows
-        ]
+        found += [HourEvent(to_us(row.at), f"{words} by {row.actor}", "/console/policy") for row in page.rows]
     moves = await read_page(deps.admin, MOVES, MoveQuery(made=True, since=since), limit=MOST_EVENTS)
     found += [
         HourEvent(move.at_us, f"control loop moved {move.knob} to {move.after:g}", "/console/policy")

@@ -12,29 +12,38 @@ from gateway.console.live.stream import event, last_event
 from gateway.console.pages.live.figures import (
     Overview,
     SlowFigures,
-    jain_index,
+    TightLimit,
     overview_of,
     replica_rows,
-    tenant_rows,
+    scale_of,
+    share_rows,
+    tiers_of,
     tokens_per_s,
 )
-from gateway.console.pages.live.overview import OverviewWriter
+from gateway.console.pages.live.overview import OverviewWriter, refusal_lines
+from gateway.console.pages.live.past_hour import HourEvent, past_hour, replica_events
 from gateway.console.pages.live.waiting import WaitingQuestion, WaitingView, WaitingWriter
+from gateway.metrics.waits import RecentFirstTokens, first_token_s
 from gateway.pools.fleet import WaitingRequests
 from gateway.pools.live_counters import FleetNow, GatewayNow, ReplicaNow, TenantNow, merged
 from gateway.pools.waiting import WaitingNow
+from tenants.counts.minute_store import MINUTE_US, EngineKey, EngineMinute, FlowKey, FlowMinute
+from tenants.types import Limit, Meter, SubjectKind, Window
 
 
-def gateway(name: str, *tenants: TenantNow, clock_s: float = 0.0, output_tokens: int = 0) -> GatewayNow:
+def gateway(
+    name: str,
+    *tenants: TenantNow,
+    clock_s: float = 0.0,
+    output_tokens: int = 0,
+    replicas: list[ReplicaNow] | None = None,
+) -> GatewayNow:
     queued = {tier: sum(each.queued for each in tenants if each.tier == tier) for tier in TIER_RANKS}
-    return GatewayNow(name, "", clock_s, output_tokens, queued, 1, 0.01, list(tenants))
+    return GatewayNow(name, "", clock_s, output_tokens, queued, 1, 0.01, list(tenants), 0, replicas or [])
 
 
 def shares(**had_due: tuple[float, float]) -> list[TenantNow]:
-    return [
-        TenantNow(name, "standard", 1.0, had=had, due=due, bound=1_000.0)
-        for name, (had, due) in had_due.items()
-    ]
+    return [TenantNow(name, "standard", 1.0, had=had, due=due) for name, (had, due) in had_due.items()]
 
 
 def fleet(*gateways: GatewayNow, missing: int = 0) -> FleetNow:
@@ -42,14 +51,14 @@ def fleet(*gateways: GatewayNow, missing: int = 0) -> FleetNow:
 
 
 def test_gateways_are_added_up_each_once_and_a_replica_stands_once() -> None:
-    here = TenantNow("t1", "standard", 2.0, queued=3, running=1, had=10.0, due=20.0, bound=8.0, arrivals=2)
-    there = TenantNow("t1", "standard", 2.0, queued=4, had=30.0, due=20.0, bound=8.0, before_line_us=5)
+    here = TenantNow("t1", "standard", 2.0, queued=3, running=1, had=10.0, due=20.0, arrivals=2)
+    there = TenantNow("t1", "standard", 2.0, queued=4, had=30.0, due=20.0, before_line_us=5)
     one, two = gateway("one", here), gateway("two", there)
     found = fleet(two, one, one, missing=1)
     assert [each.gateway_id for each in found.gateways] == ["one", "two"]
     assert found.queued == {"interactive": 0, "standard": 7, "batch": 0}
     assert found.running == 2
-    assert found.tenants == [TenantNow("t1", "standard", 2.0, 7, 1, 40.0, 40.0, 8.0, 2, 5)]
+    assert found.tenants == [TenantNow("t1", "standard", 2.0, 7, 1, 40.0, 40.0, 2, 5)]
     seen = [
         ReplicaNow("m", "a", "http://a", True, steps=5, name="a@gw"),
         ReplicaNow("m", "its other name", "http://moved", True, steps=9, name="a@gw"),
@@ -64,29 +73,149 @@ def test_gateways_are_added_up_each_once_and_a_replica_stands_once() -> None:
     ]
 
 
-def test_a_share_stands_beside_the_fair_one_with_the_lag_in_tokens_and_parts_of_the_bound() -> None:
-    rows = tenant_rows(shares(t1=(300.0, 200.0), t2=(100.0, 200.0)), {"t1": "zoe", "t2": "amy"})
-    assert [row.name for row in rows] == ["amy", "zoe"], "by name, whatever they had"
-    amy, zoe = rows
-    assert (amy.share, amy.fair, amy.lag_tokens, amy.lag_part) == (0.25, 0.5, 100, 0.1)
-    assert (zoe.share, zoe.fair, zoe.lag_tokens, zoe.lag_part) == (0.75, 0.5, -100, -0.1)
-    # One that only waits had no part of anything, and its place in the table is its own.
-    [idle] = tenant_rows([TenantNow("t3", "batch", 1.0, queued=2)], {})
-    assert (idle.name, idle.share, idle.fair, idle.lag_part, idle.before_line_s) == (
-        "t3", None, None, None, None,
-    )  # fmt: skip
+def a_row(
+    name: str = "ads", *, queued: int = 0, running: int = 0, weight: float = 1.0, **of: float
+) -> TenantNow:
+    return TenantNow(name, "standard", weight, queued, running, **of)
 
 
 @pytest.mark.parametrize(
-    ("tenants", "expected"),
+    ("row", "words"),
     [
-        (shares(a=(50.0, 50.0), b=(10.0, 10.0)), 1.0),
-        (shares(a=(100.0, 50.0), b=(0.0, 50.0)), 0.5),
-        ([], None),
+        (a_row(had=84, due=84), "ads had 84 %, 4.2 times its weight: others left 64 % unused"),
+        (a_row(had=25, due=25), "ads had 25 %, 25 % over its weight: others left 5 % unused"),
+        (a_row(had=5, due=9, queued=3), "ads had 5 %, 44 % less than due: 3 requests are waiting"),
+        (a_row(had=5, due=9, queued=1), "ads had 5 %, 44 % less than due: 1 request is waiting"),
+        (a_row(had=30, due=20), "ads had 30 %, more than its due of 20 %: the next requests make up for it"),
+        (a_row(had=5.5, due=5.5), "ads had 5.5 %, 73 % less than its weight: it asked for no more"),
+        (a_row(had=21, due=20.5), ""),
     ],
 )
-def test_jains_index_is_1_where_all_had_what_they_were_due(tenants: list[TenantNow], expected: float) -> None:
-    assert jain_index(tenants) == expected
+def test_a_sentence_says_why_a_tenant_is_more_than_a_tenth_off(row: TenantNow, words: str) -> None:
+    rest = 100 - row.had
+    rows = share_rows([row, a_row("rest", weight=4.0, had=rest, due=rest)], {})
+    [ads] = [each for each in rows if each.name == "ads"]
+    assert ads.entitled == 0.2
+    assert (ads.sentence if ads.why else "") == words
+
+
+def test_who_is_furthest_behind_comes_first_then_who_is_furthest_off_its_weight() -> None:
+    tenants = [
+        *shares(a=(10, 10), crawler=(60, 52), ads=(6, 10), labs=(14, 18), b=(10, 10)),
+        TenantNow("night", "batch", 1.0, had=50.0, due=50.0),
+    ]
+    now = overview(*tenants)
+    assert [row.name for row in now.rows] == ["ads", "labs", "crawler", "a", "b", "night"]
+    assert scale_of(now.rows) == pytest.approx(0.4), "the flood's, over all tiers"
+    tiers = tiers_of(now, most=4)
+    assert [(each.tier, [row.name for row in each.rows]) for each in tiers] == [
+        ("standard", ["ads", "labs", "crawler", "a"])
+    ]
+    assert [each.part for each in tiers_of(now)] == [pytest.approx(2 / 3), pytest.approx(1 / 3)]
+    assert [row.name for tier in tiers_of(now, "LA") for row in tier.rows] == ["labs"]
+    # One that only waits in a tier without service has no share, and noise does not fill the picture.
+    [idle] = share_rows([a_row(queued=2)], {})
+    assert (idle.had, idle.due, idle.entitled, idle.before_line_s) == (None, None, 1.0, None)
+    assert scale_of([idle]) == 0.05
+
+
+def test_what_needs_somebody_the_worst_first_and_where_to_act() -> None:
+    limit = TightLimit("t3", "finance", "lim_1", "1,500 tokens a day", refused=300, since_us=1)
+    free = TightLimit("t3", "finance", "lim_2", "9 requests a day", is_exhausted=False)
+    flood = [
+        a_row("crawler", had=80, due=71, running=9),
+        a_row("ads", had=5, due=14, queued=4, arrivals=9, before_line_us=9_000_000),
+        a_row("labs", had=15, due=15),
+    ]
+    slow = SlowFigures(tight=(limit, free), read_us=0)
+    now = fleet(gateway("one", *flood, replicas=[ReplicaNow("m", "a", "x", False)]), missing=1)
+    found = overview_of(now, None, {}, slow, 0).needs
+    assert [(each.words, each.href) for each in found] == [
+        ("1 of 2 gateways answer: figures of the others are missing", "#gateways"),
+        ("Replica a is down", "/console/upstreams"),
+        (
+            "finance: the limit of 1,500 tokens a day is exhausted; 300 requests refused today",
+            "/console/tenants/t3/limits/lim_1",
+        ),
+        ("Requests take 1.0 s to reach the queue: a store is slow", "/console/alerts"),
+        (
+            "ads had 5 %, 64 % less than due: 4 requests are waiting",
+            "/console/waiting?tenant=ads&tier=standard",
+        ),
+        (
+            "crawler had 80 %, more than its due of 71 %: its running requests finish first",
+            "/console/tenants/crawler/limits",
+        ),
+    ]
+    calm = shares(crawler=(80, 80), ads=(10, 10), labs=(10, 10))
+    [need] = overview_of(fleet(gateway("one", *calm)), None, {}, SlowFigures(), 0).needs
+    assert need.words.endswith("others left 47 % unused; nobody is behind, so nothing to do")
+    assert not need.is_bad
+
+
+def test_refusals_are_sentences_with_the_limit_or_the_cause_most_first() -> None:
+    limit = Limit("lim_1", "t1", SubjectKind.TENANT, "t1", Meter.TOTAL_TOKENS, 9, window=Window.DAY)
+    none = {"tenant_id": "", "tenant": None, "limit_id": ""}
+    rows = [
+        none | {"code": "invalid_api_key", "count": 12},
+        {
+            "tenant_id": "t1",
+            "tenant": "finance",
+            "code": "insufficient_quota",
+            "limit_id": "lim_1",
+            "count": 300,
+        },
+    ]
+    first, second = refusal_lines(rows, {"lim_1": limit})
+    assert (first.name, first.count, first.cause) == ("finance", 300, "daily tokens")
+    assert first.href == "/console/refusals?tenant=t1&code=insufficient_quota&limit_id=lim_1"
+    assert (second.name, second.cause, second.href) == (
+        "",
+        "wrong key",
+        "/console/refusals?code=invalid_api_key",
+    )
+
+
+def test_times_to_the_first_token_are_of_the_last_minutes_and_of_all_gateways() -> None:
+    one, other = RecentFirstTokens(), RecentFirstTokens()
+    one.note(30.0, 0.0)
+    for _ in range(9):
+        one.note(0.1, 310.0)
+    other.note(2.0, 320.0)
+    counts = one.counts(320.0) + other.counts(320.0)
+    assert first_token_s(counts, 0.5) == pytest.approx(0.1, rel=0.03)
+    assert first_token_s(counts, 0.95) == pytest.approx(2.0, rel=0.03)
+    assert first_token_s([], 0.5) is None
+
+
+def test_the_past_hour_has_service_against_weights_and_numbers_what_happened() -> None:
+    last = 100 * MINUTE_US
+    tenants = {f"t{number}": 600 - 60 * number for number in range(6)}
+    rows = [
+        (FlowKey(last - back * MINUTE_US, "m", "standard", each), FlowMinute(served, served, 0, 2, 1_000_000))
+        for back in (1, 70)
+        for each, served in tenants.items()
+    ]
+    rows.append((FlowKey(last - MINUTE_US, "m", "batch", "t0"), FlowMinute(90, 90)))
+    lost = [
+        (EngineKey(last - back * MINUTE_US, "m", "a"), EngineMinute(state))
+        for back, state in ((9, "up"), (8, "down"), (7, "down"), (6, "up"))
+    ]
+    events = [*replica_events(lost), HourEvent(1, "long ago", "/")]
+    drawn = past_hour(rows, {"t0": "crawler"}, {"t0": 5.0}, events, last + 30_000_000)
+    assert [line.name for line in drawn.lines] == ["crawler", "t1", "t2", "t3", "2 others"]
+    crawler = drawn.lines[0]
+    total = sum(tenants.values()) + 90
+    assert crawler.part == pytest.approx(690 / total)
+    assert crawler.entitled == pytest.approx((sum(tenants.values()) / 2 + 90) / total)
+    assert [(number, event.words) for number, _, event in drawn.marks] == [
+        (1, "replica a lost"),
+        (2, "replica a is back"),
+    ]
+    assert drawn.rows[0].before_line_s == 0.5
+    xs = [float(point.partition(",")[0]) for point in crawler.points.split()]
+    assert (len(xs), xs[0], xs[-1]) == (60, 46.0, 752.0)
+    assert past_hour([], {}, {}, [], last).lines == ()
 
 
 def test_rates_are_of_gateways_that_are_in_both_snapshots() -> None:
@@ -114,7 +243,7 @@ def overview(*tenants: TenantNow, missing: int = 0) -> Overview:
     return overview_of(now, None, {"t1": "<script>"}, SlowFigures(), 0)
 
 
-def test_an_overview_holds_still_escapes_names_and_says_who_does_not_answer() -> None:
+def test_an_overview_escapes_names_and_readers_with_one_question_share_its_text() -> None:
     texts: dict[Hashable, str] = {}
     writer = OverviewWriter()
     text = writer.text(overview(*shares(t1=(1.0, 1.0)), missing=1), texts)
@@ -122,13 +251,9 @@ def test_an_overview_holds_still_escapes_names_and_says_who_does_not_answer() ->
     assert "&lt;script&gt;" in text
     assert "1 of 2 gateways answer" in text
     assert "The database does not answer" in text
-    later = writer.text(overview(*shares(t2=(1.0, 1.0))), {})
-    assert "1 new: show" in later
-    assert "nothing lately" in later
-    assert "&lt;script&gt;" in later
-    # A reader with the same rows gets the text that is there.
-    assert OverviewWriter().text(overview(*shares(t1=(1.0, 1.0))), texts) == text
-    assert len(texts) == 1
+    assert OverviewWriter().text(overview(*shares(t1=(2.0, 2.0))), texts) == text
+    assert "No active tenant has" in OverviewWriter("acme").text(overview(*shares(t1=(1.0, 1.0))), texts)
+    assert len(texts) == 2
 
 
 def waiting(*rows: WaitingNow) -> WaitingView:

@@ -6,11 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from gateway.console.pages.account.start import SENTENCES, allowed
 
 from gateway.console import assets
-from tenants.people.person import Person
-from tenants.people.roles import Act, Role
 
 TEMPLATES = sorted((Path(assets.__file__).parent / "templates").rglob("*.html"))
 
@@ -41,17 +38,3 @@ def test_every_field_that_is_seen_has_a_label(path: Path) -> None:
         name = re.search(r'id="([^"]+)"', field)
         assert name, field
         assert re.search(rf'<label [^>]*for="{re.escape(name[1])}"', text), field
-
-
-def test_every_act_is_put_in_words_and_a_member_is_told_those_of_the_own_tenants() -> None:
-    assert set(SENTENCES) == set(Act)
-    member = Person("psn_1", "bo", Role.MEMBER, frozenset({"ten_1"}), "active", True, 1, 0)
-    assert allowed(member) == [
-        SENTENCES[act]
-        for act in (
-            Act.OWN_ACCOUNT, Act.READ_TENANT, Act.MAKE_KEY, Act.CHANGE_KEY, Act.REVOKE_KEY,
-            Act.STEER_REQUEST, Act.LIMIT_BELOW_TENANT, Act.CHANGE_WEBHOOK,
-        )
-    ]  # fmt: skip
-    owner = Person("psn_2", "ada", Role.OWNER, frozenset(), "active", True, 1, 0)
-    assert allowed(owner) == list(SENTENCES.values())
