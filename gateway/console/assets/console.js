@@ -53,5 +53,9 @@
       if (region) region.dataset.live = event.detail?.reason === "message" ? "ended" : state;
     });
   }
+  // Rows come and go, but not while a pointer is on a button: it could hit another row's.
+  document.addEventListener("htmx:sse:before:message", (event) => {
+    if (!event.detail.message.event && document.querySelector("[data-still]:hover")) event.preventDefault();
+  });
   document.addEventListener("htmx:sse:after:message", () => localise(document));
 })();
