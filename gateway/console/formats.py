@@ -79,6 +79,19 @@ def exact_money(nanousd: int | None) -> Markup:
     return element.format(nanousd, exact_dollars(nanousd), money(nanousd))
 
 
+def fine_money(nanousd: int) -> str:
+    """Three digits that count, however small: $0.0000412."""
+    dollars = Decimal(nanousd) / NANO
+    if not dollars or abs(dollars) >= 1:
+        return money(nanousd)
+    return f"${round(dollars, 2 - dollars.adjusted()):f}"
+
+
+def about(value: float | None) -> str:
+    """Seconds of an estimate: from 10 on whole ones."""
+    return f"{value:.0f} s" if value is not None and 9.95 <= value < 119.5 else seconds(value)
+
+
 def seconds(value: float | None) -> str:
     if value is None:
         return NONE
@@ -133,7 +146,9 @@ FILTERS = {
     "short": short,
     "money": money,
     "exact_money": exact_money,
+    "fine_money": fine_money,
     "seconds": seconds,
+    "about": about,
     "percent": percent,
     "browser": browser,
     "changes": changes,

@@ -163,8 +163,8 @@ class RequestActions:
             case "offer":
                 lifecycle, tier = self._pools.lifecycle_of(run.call), Tier(ask.tier)
                 offered = _offered(run, lifecycle.offer(run, tier), moved=False)
-                offered["from"]["wait_s"] = lifecycle.outlook(run).left_as_json()
-                offered["to"]["wait_s"] = lifecycle.outlook(run, tier).left_as_json()
+                offered["from"] |= lifecycle.outlook(run).as_json()
+                offered["to"] |= lifecycle.outlook(run, tier).as_json()
                 costs = lifecycle.displacement(run, tier)
                 whose = {} if ask.tenant_id is not None else {"passed": costs.passed_as_json()}
                 return offered | {"displaces": costs.as_json()} | whose

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -38,18 +39,18 @@ class Outlook:
     time_left_s: tuple[float, float] | None
     """Until its turn, p50 and p90."""
 
-    def left_as_json(self) -> dict[str, float] | None:
+    def as_json(self) -> dict[str, Any]:
+        """What is before it; both None where no estimate is made."""
         left_s = self.time_left_s
-        return left_s and {"p50": round(left_s[0], 3), "p90": round(left_s[1], 3)}
+        wait_s = left_s and {"p50": round(left_s[0], 3), "p90": round(left_s[1], 3)}
+        return {"tokens_ahead": self.tokens_ahead, "time_left_s": wait_s}
 
     def comment(self) -> bytes:
         value = {
             "status": self.status,
             "tier": self.tier,
             "waited_s": round(self.waited_s, 3),
-            "tokens_ahead": self.tokens_ahead,
-            "time_left_s": self.left_as_json(),
-        }
+        } | self.as_json()
         return b": fairgate " + msgspec.json.encode(value) + b"\n\n"
 
 
@@ -93,6 +94,6 @@ def outlook(
     ahead["own"] = max(0, ahead.get("own", 0) - behind)
     if itself is not None and itself.tier < rank:  # a move down: it does not wait for itself
         ahead["higher_tier"] = max(0, ahead.get("higher_tier", 0) - itself.predicted_cost)
-    share = sum(ahead.values()) / before if before else 0.0
+    share = sum(ahead.values()) / before if before else 1.0  # then it waits for a place alone
     left = expected.wait_s[0] * share, expected.wait_s[1] * share
     return Outlook(run.status, tier.value, waited_s, ahead, left)

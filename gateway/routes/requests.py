@@ -93,9 +93,9 @@ async def cancel_request(request: Request, request_id: FromPath[str]) -> Respons
     opt=OWN | MOVES,
     summary="Move a waiting request to another tier",
     description="The answer states both prices, per token and for this request. With `preview` nothing moves,"
-    " and it also states how long the request would still wait (`wait_s`: p50 and p90 in seconds; null: no"
-    " estimate) where it is and in the other tier. The budget must cover the new price; otherwise nothing"
-    " changes.",
+    " and it also states what is before the request in either tier (`tokens_ahead`) and how long it would"
+    " still wait (`time_left_s`: p50 and p90); null: there is no estimate. The budget must"
+    " cover the new price; otherwise nothing changes.",
 )
 async def move_request(request: Request, request_id: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, TierChangeBody)

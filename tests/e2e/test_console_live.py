@@ -206,9 +206,9 @@ async def test_a_member_sees_the_own_tenants_requests_alone_also_in_the_stream(
             for path in (f"{WAITING}?tenant=other", f"{WAITING}/live?tenant=other"):
                 assert (await browser.get(path)).status_code == 404
             for act in ("cancel", "move"):
-                assert "not here any more" in (await browser.get(f"{WAITING}/{foreign}/{act}")).text
+                assert "No such request" in (await browser.get(f"{WAITING}/{foreign}/{act}")).text
                 answer = await browser.send(WAITING, f"{WAITING}/{foreign}/{act}", tier="interactive")
-                assert "not here any more" in answer.text
+                assert "No such request" in answer.text
             with server.http(keys["other"]) as client:
                 assert client.get(f"/v1/requests/{foreign}").json()["status"] == "waiting"
         for text in ((await browser.get(OVERVIEW)).text, (await browser.get(f"{OVERVIEW}/live")).text):
@@ -234,8 +234,8 @@ async def test_a_move_shows_its_price_first_and_both_acts_are_in_the_audit(
             )
             assert offered["displaces"]["passes"] > 0
             assert [each["tenant"] for each in (await _named(server, offered))] == ["other"]
-            assert f"{offered['displaces']['passes']:,} cost tokens" in plain(offers)
-            assert "To interactive" in plain(offers)
+            assert f"Passes other ({offered['displaces']['passes']:,} tokens)." in plain(offers)
+            assert re.search(r"To interactive: .{,40}, 2x the price", plain(offers))
             nowhere = await browser.send(f"{WAITING}/{request_id}/move", tier="gold")
             assert (nowhere.status_code, "cannot go to this tier" in nowhere.text) == (422, True)
             moved = await browser.send(f"{WAITING}/{request_id}/move", tier="interactive")
@@ -245,6 +245,15 @@ async def test_a_move_shows_its_price_first_and_both_acts_are_in_the_audit(
             assert "499" in asked
             done = await browser.send(f"{WAITING}/{request_id}/cancel")
             assert done.headers["location"] == f"{WAITING}?done=cancelled"
+
+            async def is_settled() -> bool:
+                return "outcome" in server.admin("GET", f"/requests/{request_id}")
+
+            assert await until(is_settled, 30)
+            for act in ("cancel", "move"):
+                late = (await browser.get(f"{WAITING}/{request_id}/{act}")).text
+                assert "This request has already finished" in late
+                assert "<form" not in late.partition("<main")[2]
         rows = server.admin("GET", "/audit?act=request&limit=2")["data"]
         assert [(each["action"], each["actor"]) for each in rows] == [
             ("request.cancel", "person:live-operator"),

@@ -309,9 +309,9 @@ async def test_another_gateways_question_is_answered_about_the_askers_own_reques
     assert (shown.tenant_id, shown.result()["status"]) == (tenant_id, "waiting")
     offer = (await under_way.act(RequestAction(OFFER, request_id, None, "interactive"))).result()
     for side in ("from", "to"):
-        wait_s = offer[side]["wait_s"]
-        assert 0 <= wait_s["p50"] <= wait_s["p90"]
-    assert offer["to"]["wait_s"]["p50"] <= offer["from"]["wait_s"]["p50"]
+        left_s = offer[side]["time_left_s"]
+        assert offer[side]["tokens_ahead"].keys() == {"own", "others", "higher_tier"}
+        assert 0 <= left_s["p50"] <= left_s["p90"]
     moved = (
         await under_way.act(RequestAction(MOVE, request_id, tenant_id, "interactive", "operator"))
     ).result()

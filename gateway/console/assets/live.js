@@ -85,6 +85,8 @@
       const wasLost = element.dataset.state === "lost";
       region.shown = Date.now();
       show(region, "on", wasLost ? "Live again." : box.firstChild.innerHTML);
+      // Rows come and go, but not while a pointer is on a button: it could hit another row's.
+      if (element.querySelector("[data-still]:hover")) return;
       await htmx.swap({ text: data, target: element, sourceElement: element, swap: "innerMorph" });
       return;
     }

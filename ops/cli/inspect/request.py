@@ -157,9 +157,9 @@ def move(request_id: str, tier: str, preview: bool) -> None:
         did = "moved to" if moved["moved"] else "would move to" if preview else "was already in"
         click.echo(f"request {moved['id']} {did} {after['tier']}")
         for terms in (before, after):
-            wait_s = terms.get("wait_s")
-            wait = f", its turn in {wait_s['p50']:.3g} s (p90 {wait_s['p90']:.3g} s)" if wait_s else ""
-            click.echo(f"  {terms['tier']}: {_price(terms)}{wait}")
+            left_s = terms.get("time_left_s")
+            turn = f"; its turn in {left_s['p50']:.3g} s (p90 {left_s['p90']:.3g} s)" if left_s else ""
+            click.echo(f"  {terms['tier']}: {_price(terms)}{turn}")
 
     answer(moved, text)
 

@@ -8,8 +8,9 @@ from typing import Any
 from litestar import Response
 from litestar.params import FromPath
 
-from gateway.console.access import NotForThisRole, Visit, form, page, visit_of
+from gateway.console.access import NotForThisRole, form, page, visit_of
 from gateway.console.form_errors import WHOLE_FORM, FormProblem
+from gateway.console.pages.live.move_shown import most_ahead, move_shown
 from gateway.console.pages.live.waiting import PATH
 from gateway.console.rendering import confirm_page, page_response, redirect
 from gateway.console.return_path import with_query
@@ -19,11 +20,16 @@ from gateway.pools.request_actions import CANCEL, MOVE, OFFER, SHOW, ActionResul
 from gateway.routes.admin.common import named
 from gateway.routes.admin.requests import cancelled_by, moved_by
 from gateway.routes.context import gateway_of
-from gateway.routes.requests import about, found_running, live
+from gateway.routes.requests import about, found_running, live, rows_of
 from tenants.people.roles import Act
 from tenants.types import Tier
 
 ONE = f"{PATH}/{{request_id:str}}"
+STATUS = {
+    "limited": "which its tenant’s own limits hold back, stops.",
+    "waiting": "which is waiting, stops.",
+    "running": "which is running, stops.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +49,13 @@ class Steered:
 
 
 async def steered(request: Request, request_id: str) -> Steered | None:
-    """None: not running, or hidden from the person. Raises `NotForThisRole`, `ApiError` (silent gateways)."""
+    """None: ended, unknown, or hidden from the person. Raises `NotForThisRole`, `ApiError` (no answer)."""
     person = visit_of(request).person
     running = await found_running(request, about(SHOW, request_id))
     if running is None or not person.may(Act.READ_TENANT, running.tenant_id):
         return None
+    if running.refused is None and running.value["status"] == "ended":
+        return None  # it is only being settled
     if not person.may(Act.STEER_REQUEST, running.tenant_id):
         raise NotForThisRole
     tenant = gateway_of(request).deps.directory.tenant(running.tenant_id)
@@ -62,13 +70,13 @@ async def cancel_page(request: Request, request_id: FromPath[str]) -> Response[s
     visit = visit_of(request)
     what = await steered(request, request_id)
     if what is None:
-        return _gone(visit)
+        return await _over(request, request_id)
     shown = what.shown
     effects = [
-        f"One request stops: {shown['id']} of {what.tenant_name}, which is {shown['status']}.",
-        "Its client gets the error request_cancelled (499), or the stream ends with it.",
-        f"{shown['output_tokens']} output tokens were emitted. What was computed is charged; the rest of what"
-        " it holds is given back.",
+        f"The request …{shown['id'][-8:]} of {what.tenant_name}, {STATUS.get(shown['status'], 'stops')}",
+        "Its client gets the error request_cancelled (499).",
+        f"{shown['output_tokens']:,} output tokens were sent. What was computed is charged; the rest of its"
+        " hold is released.",
     ]
     return confirm_page(
         visit,
@@ -85,7 +93,7 @@ async def cancel(request: Request, request_id: FromPath[str]) -> Response[str]:
     visit = visit_of(request)
     what = await steered(request, request_id)
     if what is None:
-        return _gone(visit)
+        return await _over(request, request_id)
     await cancelled_by(visit.actor, request, about(CANCEL, request_id, what.of_tenant))
     return redirect(with_query(PATH, {"done": "cancelled"}))
 
@@ -94,7 +102,7 @@ async def cancel(request: Request, request_id: FromPath[str]) -> Response[str]:
 async def move_page(request: Request, request_id: FromPath[str]) -> Response[str]:
     """What each other tier costs, and whom a move would pass."""
     what = await steered(request, request_id)
-    return _gone(visit_of(request)) if what is None else await _offers(request, what)
+    return await _over(request, request_id) if what is None else await _offers(request, what)
 
 
 @form(f"{ONE}/move", act=Act.STEER_REQUEST)
@@ -102,7 +110,7 @@ async def move(request: Request, request_id: FromPath[str]) -> Response[str]:
     visit = visit_of(request)
     what = await steered(request, request_id)
     if what is None:
-        return _gone(visit)
+        return await _over(request, request_id)
     tier = visit.form.get("tier", "")
     if tier not in what.tiers:
         return await _offers(
@@ -125,7 +133,7 @@ async def _offers(request: Request, what: Steered, problem: FormProblem | None =
             continue
         try:
             offer = await live(request, about(OFFER, what.shown["id"], what.of_tenant, tier))
-            offers.append(await named(request, offer.result()))
+            offers.append(move_shown(await named(request, offer.result())))
         except ApiError as error:
             why = error.message
     return page_response(
@@ -135,14 +143,24 @@ async def _offers(request: Request, what: Steered, problem: FormProblem | None =
         shown=what.shown,
         tenant=what.tenant_name,
         offers=offers,
+        most_ahead=most_ahead(offers),
         why=why,
         back=PATH,
     )
 
 
-def _gone(visit: Visit) -> Response[str]:
+async def _over(request: Request, request_id: str) -> Response[str]:
     """No error: the request may have finished while its page was read."""
-    return page_response("live/gone.html", visit, back=PATH)
+    visit = visit_of(request)
+    rows = await rows_of(request, about(SHOW, request_id))
+    is_shown = bool(rows) and visit.person.may(Act.READ_TENANT, rows[0].tenant_id)
+    return page_response(
+        "live/gone.html",
+        visit,
+        title="This request has already finished" if is_shown else "No such request",
+        href=f"/console/requests/{rows[0].request_id}" if is_shown else "",
+        back=PATH,
+    )
 
 
 HANDLERS = [cancel_page, cancel, move_page, move]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,11 @@ from litestar.types import ASGIApp
 
 from gateway import errors
 from gateway.console.access import own_tenants, page, tenant_shown, visit_of
-from gateway.console.live.held_rows import held
 from gateway.console.live.stream import LIVE, Texts, hub_of, live_region
 from gateway.console.rendering import page_response, render
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
+from gateway.metrics.waits import MAX_KEPT
 from gateway.pools.fleet import WaitingRequests
 from gateway.pools.waiting import WaitingNow
 from gateway.routes.context import gateway_of
@@ -27,11 +27,32 @@ PATH = "/console/waiting"
 DONE = {"cancelled": "The request is cancelled.", "moved": "The request is moved."}
 
 
+MOST_TOLD = 8
+FEW = 20
+"""Waits of a tenant and tier under which no estimate is called wrong."""
+HELD = 0.5
+"""Part of the waits that stay within a p90 that can be relied on; it should be 0.9."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToldHad:
+    """Waits of a tenant in a tier lately: medians of what was told on arrival, and of what they were."""
+
+    tenant: str
+    tier: str
+    told_s: float
+    had_s: float
+    is_off: bool
+
+
 @dataclass(frozen=True, slots=True)
 class WaitingView:
     at_us: int
     found: WaitingRequests
     names: Mapping[str, str]
+    told: tuple[ToldHad, ...] = ()
+    off: frozenset[tuple[str, str]] = frozenset()
+    """Tenants (ids) and tiers whose estimates do not hold now."""
 
     @property
     def answering(self) -> str:
@@ -71,41 +92,54 @@ async def view_of(request: Request, question: WaitingQuestion) -> WaitingView:
     gateway = gateway_of(request)
     waiting = await gateway.fleet.waiting(question.tenant_ids, question.tier)
     names = tenant_names(gateway, (row.tenant_id for row in waiting.data))
-    return WaitingView(round(gateway.deps.wall_clock() * 1e6), waiting, names)
+    lines = dict.fromkeys((row.tenant_id, row.tier) for row in waiting.data)
+    waits = {line: found for line in lines if (found := gateway.metrics.waits.of(*line)) is not None}
+    at_us = round(gateway.deps.wall_clock() * 1e6)
+    off = frozenset(line for line, each in waits.items() if _is_off(each))
+    return WaitingView(at_us, waiting, names, told_lines(waits, names), off)
 
 
-class WaitingWriter:
-    """Renders the live part for one reader, whose rows hold still."""
+def _is_off(waits: Mapping[str, Any]) -> bool:
+    within = waits["within_told_p90"]
+    return within is not None and within < HELD and waits["requests"] >= FEW
 
-    def __init__(self, question: WaitingQuestion) -> None:
-        self._question = question
-        self._first: tuple[WaitingNow, ...] | None = None
-        self._ids: tuple[object, ...] = ()
 
-    def shown(self, view: WaitingView) -> dict[str, Any]:
-        if self._first is None:
-            self._first = tuple(view.found.data)
-            # Of one topic people differ in what they may do, and in how they named the tenant.
-            ids = (row.request_id for row in self._first)
-            self._ids = (self._question.may_act, self._question.typed_tenant, *ids)
-        rows = held(self._first, view.found.data, lambda row: row.request_id)
-        most = max((sum(row.tokens_ahead.values()) for row in view.found.data if row.tokens_ahead), default=1)
-        more = max(0, view.found.total - len(view.found.data))
-        return {
-            "now": view,
-            "rows": rows,
-            "more": more,
-            "most_ahead": most,
-            "may_act": self._question.may_act,
-            "again": with_query(PATH, self._question.query),
-        }
+def told_lines(
+    waits: Mapping[tuple[str, str], Mapping[str, Any]], names: Mapping[str, str]
+) -> tuple[ToldHad, ...]:
+    """`waits`: by tenant and tier, as of `RecentWaits`. The furthest off first."""
+    lines = [
+        ToldHad(names.get(tenant_id, tenant_id), tier, each["told_p50_s"], each["had_p50_s"], _is_off(each))
+        for (tenant_id, tier), each in waits.items()
+        if each["told_p50_s"] is not None
+    ]
+    return tuple(sorted(lines, key=lambda line: line.told_s - line.had_s)[:MOST_TOLD])
 
-    def text(self, view: WaitingView, texts: Texts) -> str:
-        """Readers with the same rows share its text."""
-        shown = self.shown(view)
-        if self._ids not in texts:
-            texts[self._ids] = render("live/waiting_now.html", None, **shown)
-        return texts[self._ids]
+
+def in_line(rows: Iterable[WaitingNow]) -> list[WaitingNow]:
+    """By their turn, those without an estimate last, of these the oldest first."""
+    return sorted(rows, key=lambda row: (row.left_p50_s is None, row.left_p50_s or 0.0, -row.elapsed_s))
+
+
+def shown(view: WaitingView, question: WaitingQuestion) -> dict[str, Any]:
+    rows = in_line(view.found.data)
+    return {
+        "now": view,
+        "rows": rows,
+        "several_models": len({row.model for row in rows}) > 1,
+        "more": max(0, view.found.total - len(rows)),
+        "most_ahead": max((sum(row.tokens_ahead.values()) for row in rows if row.tokens_ahead), default=1),
+        "most_told": MAX_KEPT,
+        "may_act": question.may_act,
+        "again": with_query(PATH, question.query),
+    }
+
+
+def text_of(view: WaitingView, texts: Texts, question: WaitingQuestion) -> str:
+    """Of one topic people differ in what they may do; those who may do the same share its text."""
+    if question.may_act not in texts:
+        texts[question.may_act] = render("live/waiting_now.html", None, **shown(view, question))
+    return texts[question.may_act]
 
 
 @page(PATH, act=Act.READ_TENANT)
@@ -120,7 +154,7 @@ async def waiting_page(request: Request) -> Response[str]:
         typed=question.query,
         tiers=tuple(Tier),
         done=DONE.get(request.query_params.get("done", ""), ""),
-        **WaitingWriter(question).shown(view),
+        **shown(view, question),
     )
 
 
@@ -131,7 +165,7 @@ async def waiting_live(request: Request) -> ASGIApp:
         request,
         question.topic,
         lambda: view_of(request, question),
-        WaitingWriter(question).text,
+        lambda view, texts: text_of(view, texts, question),
         with_query(PATH, question.query),
     )
 

@@ -48,6 +48,12 @@ def test_counts() -> None:
     assert [formats.short(each) for each in (None, 0, 999, 1_240_000, 5e9)] == [
         "–", "0", "999", "1.24 M", "5 G",
     ]  # fmt: skip
+    assert [formats.fine_money(each) for each in (0, 41_237, 123, 1_500_000_000)] == [
+        "$0.00", "$0.0000412", "$0.000000123", "$1.50",
+    ]  # fmt: skip
+    assert [formats.about(each) for each in (None, 0.5, 9.9, 44.4, 180)] == [
+        "–", "500 ms", "9.9 s", "44 s", "3 min",
+    ]  # fmt: skip
     assert formats.percent(0.1234) == "12.3 %"
     assert (formats.percent(-0.0001), formats.number(-0.001)) == ("0.0 %", "0.00"), "no zero is below zero"
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
+import msgspec
 import pytest
 
 from engine.messages import TIER_RANKS
@@ -20,9 +22,10 @@ from gateway.console.pages.live.figures import (
     tiers_of,
     tokens_per_s,
 )
+from gateway.console.pages.live.move_shown import most_ahead, move_shown
 from gateway.console.pages.live.overview import OverviewWriter, refusal_lines
 from gateway.console.pages.live.past_hour import HourEvent, past_hour, replica_events
-from gateway.console.pages.live.waiting import WaitingQuestion, WaitingView, WaitingWriter
+from gateway.console.pages.live.waiting import WaitingQuestion, WaitingView, in_line, text_of, told_lines
 from gateway.metrics.waits import RecentFirstTokens, first_token_s
 from gateway.pools.fleet import WaitingRequests
 from gateway.pools.live_counters import FleetNow, GatewayNow, ReplicaNow, TenantNow, merged
@@ -256,36 +259,95 @@ def test_an_overview_escapes_names_and_readers_with_one_question_share_its_text(
     assert len(texts) == 2
 
 
-def waiting(*rows: WaitingNow) -> WaitingView:
-    return WaitingView(0, WaitingRequests(list(rows), len(rows) + 3, 1, 0), {"t1": "<script>"})
+def waiting(*rows: WaitingNow, **more: Any) -> WaitingView:
+    return WaitingView(0, WaitingRequests(list(rows), len(rows) + 3, 1, 0), {"t1": "<script>"}, **more)
 
 
 ROW = WaitingNow(
     "req_1", "t1", "m", "standard", "waiting", 3.0, 7, "one", {"own": 1, "others": 2_000, "higher_tier": 3},
-    4.0, 5.0, -6.0, 100.0,
+    4.0, 50.0, -6.0, 100.0,
 )  # fmt: skip
+OPERATOR, AUDITOR = (WaitingQuestion(None, "", "", may_act=may_act) for may_act in (True, False))
 
 
 def test_a_waiting_request_shows_what_goes_before_it_and_an_auditor_no_buttons() -> None:
-    asked = WaitingQuestion(None, "", "", may_act=True)
-    text = WaitingWriter(asked).text(waiting(ROW), {})
+    text = text_of(waiting(ROW), {}, OPERATOR)
     assert "&lt;script&gt;" in text
-    for each in ("2,000", "4.0 s", "5.0 s", "late by 6.0 s", "3 more wait", "/console/waiting/req_1/cancel"):
+    for each in ("2,004", "4.0 s", "50 s", "late by 6.0 s", "3 more wait", "/console/waiting/req_1/cancel"):
         assert each in text, each
+    assert "higher tiers 3; other tenants, their fair share 2,000; own tenant, earlier 1" in text
     texts: dict[Hashable, str] = {}
-    without = WaitingWriter(WaitingQuestion(None, "", "", may_act=False)).text(waiting(ROW), texts)
+    without = text_of(waiting(ROW), texts, AUDITOR)
     assert "/cancel" not in without
     assert "/move" not in without
     # Readers who may do different things never share a text.
-    assert WaitingWriter(asked).text(waiting(ROW), texts) == text
+    assert text_of(waiting(ROW), texts, OPERATOR) == text
 
 
-def test_what_waits_no_longer_stays_in_its_place_without_buttons() -> None:
-    writer = WaitingWriter(WaitingQuestion(None, "", "", may_act=True))
-    writer.text(waiting(ROW), {})
-    text = writer.text(waiting(), {})
-    assert "waits no longer" in text
-    assert "/cancel" not in text
+def test_the_line_is_by_turn_and_what_is_over_leaves_it() -> None:
+    later, unknown = (
+        msgspec.structs.replace(ROW, request_id=name, left_p50_s=left_s)
+        for name, left_s in (("req_2", 9.0), ("req_3", None))
+    )
+    assert in_line([unknown, later, ROW]) == [ROW, later, unknown]
+    assert "req_1" not in text_of(waiting(later), {}, OPERATOR)
+
+
+def waits(told_s: float | None, had_s: float, *, requests: int = 20, within: float = 0.4) -> dict[str, Any]:
+    return {"told_p50_s": told_s, "had_p50_s": had_s, "requests": requests, "within_told_p90": within}
+
+
+def test_what_was_told_stands_against_what_they_had_and_replaces_an_estimate_that_does_not_hold() -> None:
+    found = {
+        ("t1", "batch"): waits(1.0, 43.0), ("t2", "batch"): waits(1.0, 44.0, requests=19),
+        ("t3", "batch"): waits(2.0, 2.5, within=0.5), ("t4", "batch"): waits(None, 9.0),
+    }  # fmt: skip
+    told = told_lines(found, {"t1": "nightly"})
+    assert [(line.tenant, line.is_off) for line in told] == [("t2", False), ("nightly", True), ("t3", False)]
+    text = text_of(waiting(ROW, told=told, off=frozenset({("t1", "standard")})), {}, OPERATOR)
+    assert "<strong>nightly</strong> (batch): told 1.0 s, had" in text
+    assert "not reliable" in text
+    assert "4.0 s" not in text
+
+
+def side(tier: str, cost: int, left_s: float | None, ahead: int = 0) -> dict[str, Any]:
+    return {
+        "tier": tier, "cost_nanousd": {"p50": cost}, "tokens_ahead": {"own": ahead},
+        "time_left_s": None if left_s is None else {"p50": left_s, "p90": 2 * left_s},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sooner", "factor"),
+    [
+        ((41_200, 44.0), (82_400, 3.0), "41 s sooner", "2x the price"),
+        ((100, 3.0), (50, 44.0), "41 s later", "0.5x the price"),
+        ((100, 44.0), (100, 42.0), "No sooner", "the same price"),
+        ((0, 0.09), (100, 0.09), "No sooner", "no longer free"),
+        ((100, 44.0), (0, None), "When it would start is not known", "free of charge"),
+    ],
+)
+def test_a_move_says_how_much_sooner_for_how_much_more(
+    before: tuple[int, float], after: tuple[int, float | None], sooner: str, factor: str
+) -> None:
+    offer = move_shown({"from": side("batch", *before), "to": side("standard", *after)})
+    assert (offer["sooner"], offer["factor"]) == (sooner, factor)
+    if after[1] == 3.0:
+        assert offer["starts"].startswith(
+            "Starts in about 3.0 s instead of in about 44 s; nine times in ten within 6.0"
+        )
+        assert [(row[0], row[2]) for row in offer["rows"]] == [
+            ("Now: batch", "in 44 s"), ("Then: standard", "in 3.0 s"),
+        ]  # fmt: skip
+    if after[1] == 0.09:
+        assert offer["starts"].startswith("Starts at once instead of at once")
+    if after[1] is None:
+        assert "no estimate of its wait" in offer["starts"]
+
+
+def test_lines_of_a_move_are_on_one_scale() -> None:
+    offers = [{"from": side("batch", 1, 1.0, 700), "to": side("standard", 1, 1.0, 9)}]
+    assert (most_ahead(offers), most_ahead([])) == (700, 0)
 
 
 def test_an_event_carries_every_line_of_the_region() -> None:
