@@ -434,7 +434,7 @@ def test_projects_and_acts_without_a_server(data_dir: str, tmp_path: Path) -> No
     answer_of("tenant", "create", "acme", *at, "--json")
     answer_of("project", "create", "chatbot", "--tenant", "acme", *at, "--json")
     assert (
-        "there is a project called 'chatbot' already"
+        "project 'chatbot' already exists"
         in run_command("project", "create", "chatbot", "--tenant", "acme", *at).output
     )
     assert (
