@@ -214,7 +214,7 @@ def test_what_could_cost_more_than_allowed_is_refused_and_its_quotes_can_be_rede
         )
         error = refused(answer, "X-Fairgate-Max-Cost-Usd")
         assert error["message"].startswith(
-            "The request may cost 0.0000017 USD, and 'X-Fairgate-Max-Cost-Usd' allows"
+            "The request may cost 0.0000017 USD, but 'X-Fairgate-Max-Cost-Usd' allows"
         )
         assert rows(narrow) == before
         flex = error["quotes"][2]
