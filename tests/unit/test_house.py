@@ -13,7 +13,14 @@ MOST_FILES = 16
 ONE_FILE_A_POLICY = "engine/scheduling/order"
 SAME_NAME: dict[str, str] = {}
 """Class names that two modules may share, each with the reason."""
-NEVER_SAID = ("by itself", "by themselves", "look again", "those that have", "which is the most", "go together")
+NEVER_SAID = (
+    "by itself",
+    "by themselves",
+    "look again",
+    "those that have",
+    "which is the most",
+    "go together",
+)
 """Phrases of the word list in CONTRIBUTING.md that are wrong wherever users read them."""
 SAID = ("README.md", "docs/*.md")
 """The texts that are read for them."""
