@@ -127,7 +127,7 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
     queue: Annotated[
         Literal["shared", "own"],
         "Whether gateways with the same Redis and the same engines share the queue in front of them, so that"
-        " together they are as fair as one; own: each is fair by itself only.",
+        " together they are as fair as one; own: each gateway shares only among its own requests.",
     ] = "shared"
     long_tokens: Annotated[
         int,

@@ -71,9 +71,9 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
             log.error("request %s: %s", request_id, exception)
             return errors.limit_not_kept()
         case QueueRefused(full=full):
-            return _queue_full(full.limit, "wait already", full.retry_after_s, of_tenant=full.of_tenant)
+            return _queue_full(full.limit, "are waiting", full.retry_after_s, of_tenant=full.of_tenant)
         case TooManyWaiting(most=most, of_tenant=of_tenant):
-            return _queue_full(most, "wait to be read already", errors.RETRY_SOON_S, of_tenant=of_tenant)
+            return _queue_full(most, "are waiting to be read", errors.RETRY_SOON_S, of_tenant=of_tenant)
         case DeadlineUnreachable(late=late):
             return errors.deadline_unreachable(
                 what="its turn" if late.what == "wait" else "its answer",
@@ -92,7 +92,7 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
             )
         case CapabilityLost(need=need):
             return errors.capability_unavailable(
-                what=need.removeprefix(FIELD_NEED), who="what could is away, or cannot any more"
+                what=need.removeprefix(FIELD_NEED), who="the servers that could are away, or no longer can"
             )
         case NoEngineAvailable(is_drained=is_drained):
             return errors.engine_drained() if is_drained else errors.engine_unavailable()
@@ -132,7 +132,7 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
         case PreconditionFailed(current=current):
             etag = None if current is None else etag_of(current)
             return errors.precondition_failed(
-                f"'If-Match' does not hold: {exception}. Nothing was changed.", current, etag
+                f"'If-Match' does not match: {exception}. Nothing was changed.", current, etag
             )
         case Invalid(field=field):
             return errors.bad_request(_sentence(str(exception)), field)
@@ -188,7 +188,7 @@ def _upstream_failed(failed: UpstreamFailed, charged_tokens: int) -> ApiError:
 def _queue_full(most: int, wait: str, retry_after_s: float, *, of_tenant: bool) -> ApiError:
     kind = errors.tenant_queue_full if of_tenant else errors.queue_full
     whose = "of this tenant " if of_tenant else ""
-    message = f"{most} requests {whose}{wait}, which is the most. Try again shortly."
+    message = f"{most} requests {whose}{wait}, the limit. Try again shortly."
     return kind(message=message, retry_after_s=retry_after_s)
 
 
@@ -208,12 +208,12 @@ def budget_denied(denied: Denied, fitting_max_tokens: int | None = None) -> ApiE
 
 def platform_limit(retry_after_s: float | None) -> ApiError:
     """A limit on all tenants together: the answer has no numbers, only when to retry."""
-    what = "The server's limit on all its tenants together does not admit this request"
+    what = "The server's limit on all tenants together does not admit this request"
     if retry_after_s is None or retry_after_s > LONGEST_RETRY_S:
         when = "" if retry_after_s is None else f" for another {math.ceil(retry_after_s)} s"
-        return errors.insufficient_quota(f"{what}{when}; nothing was charged. A smaller request may pass.")
+        return errors.insufficient_quota(f"{what}{when}. Nothing was charged. A smaller request may fit.")
     return errors.rate_limited(
-        f"{what} now; nothing was charged. Please try again in {retry_after_s:.3g} s.",
+        f"{what} now. Nothing was charged. Please try again in {retry_after_s:.3g} s.",
         "platform",
         retry_after_s,
     )
@@ -221,12 +221,12 @@ def platform_limit(retry_after_s: float | None) -> ApiError:
 
 def _nothing_passes(denied: Denied, *, is_ours: bool) -> ApiError:
     """A limit of 0, with the time to its reset, after which it may differ."""
-    what = "the server's limit on all its tenants together" if is_ours else _named(denied.limit)
+    what = "the server's limit on all tenants together" if is_ours else _named(denied.limit)
     resets = [state.reset_s for state in denied.states if state.limit.identity == denied.limit.identity]
     reset_s = next((reset_s for reset_s in resets if 0 < reset_s < math.inf), None)
     until = "" if reset_s is None else f" It resets in {go_duration(reset_s)}."
     error = errors.insufficient_quota(
-        _sentence(f"{what} is 0: nothing passes, however small. Nothing was charged.{until}")
+        _sentence(f"{what} is 0, so every request is refused. Nothing was charged.{until}")
     )
     error.retry_after_s = reset_s if reset_s is not None and reset_s <= LONGEST_RETRY_S else None
     return error
@@ -245,12 +245,12 @@ def _own_limit(denied: Denied, fitting_max_tokens: int | None) -> ApiError:
     numbers = f"Limit {limit.amount}, available {denied.available}, requested {denied.wanted}."
     if denied.wanted > limit.amount:
         numbers += (
-            " The request is larger than the limit itself: ask for a shorter answer, or shorten the prompt."
+            " The request is larger than the whole limit: ask for a shorter answer, or shorten the prompt."
         )
     if fitting_max_tokens:
-        numbers += f" What is left suffices for max_tokens of at most {fitting_max_tokens}."
+        numbers += f" With max_tokens of at most {fitting_max_tokens} it would fit."
     elif fitting_max_tokens == 0 and denied.available:
-        numbers += " What is left does not suffice for the prompt and one token: shorten the prompt."
+        numbers += " Not even the prompt and one token fit: shorten the prompt."
     retry_after_s = denied.retry_after_s
     # Also for a budget that is not spent but held by requests that may not use all of it.
     if retry_after_s is not None and retry_after_s <= LONGEST_RETRY_S:
@@ -260,7 +260,7 @@ def _own_limit(denied: Denied, fitting_max_tokens: int | None) -> ApiError:
             retry_after_s,
         )
     until = f" It resets in {go_duration(retry_after_s)}." if retry_after_s is not None else ""
-    state = "has less left than this request wants" if denied.available else "is spent"
+    state = "has less left than this request needs" if denied.available else "is spent"
     return errors.insufficient_quota(f"You exceeded your current quota: {what} {state}. {numbers}{until}")
 
 

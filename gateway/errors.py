@@ -168,13 +168,13 @@ _upstream_failure = partial(ErrorKind, 502, Retry.IF_FREE)
 broken_json = _invalid("invalid_json", "The request body could not be parsed as JSON: {message}")
 invalid_label = _invalid(
     "invalid_label",
-    "Invalid '{param}': '{value}' is none of the values that your administrator has declared for this label:"
-    " {allowed}. Send one of these, or leave the label out.",
+    "Invalid '{param}': '{value}' is not a declared value of this label. Allowed: {allowed}. Send one of"
+    " these, or leave the label out.",
 )
 input_too_long = _invalid(
     "context_length_exceeded",
-    "The model's context is {context_tokens} tokens; '{param}' has {tokens}: shorten it, or send"
-    " 'truncate_prompt_tokens' where the server takes that.",
+    "The model's context is {context_tokens} tokens; '{param}' has {tokens}. Shorten it, or send"
+    " 'truncate_prompt_tokens' if the server supports it.",
 )
 estimates_off = _invalid(
     "estimates_off",
@@ -182,14 +182,14 @@ estimates_off = _invalid(
     " {consequence}.",
 )
 malformed_http = ErrorKind(
-    400, Retry.NEVER, "malformed_http", "What arrived is not a valid HTTP/1.1 request.", headers=_CLOSE
+    400, Retry.NEVER, "malformed_http", "This is not a valid HTTP/1.1 request.", headers=_CLOSE
 )
 head_too_large = ErrorKind(
     431,
     Retry.NEVER,
     "head_too_large",
     "The request line and headers are larger than {max_head_bytes} bytes or more than {max_headers}"
-    " headers, the most that this server reads. Send fewer or shorter headers, or a shorter URL.",
+    " headers, the limit of this server. Send fewer or shorter headers, or a shorter URL.",
     headers=_CLOSE,
 )
 head_too_slow = _too_slow(
@@ -199,17 +199,17 @@ body_too_slow = _too_slow(
     "request_timeout", "The request body did not arrive within {timeout_s:g} s.", headers=_CLOSE
 )
 body_too_large = _too_large(
-    "The request body is larger than {max_body_bytes} bytes, the most that this server reads.", headers=_CLOSE
+    "The request body is larger than {max_body_bytes} bytes, the limit of this server.", headers=_CLOSE
 )
 text_too_large = _too_large(
-    "The request has more than {max_text_bytes} bytes beside its images, the most that this server reads."
+    "Without its images the request is larger than {max_text_bytes} bytes, the limit of this server."
 )
 wrong_content_encoding = ErrorKind(
     415,
     Retry.NEVER,
     "unsupported_content_encoding",
-    "The request says 'Content-Encoding: {encoding:.64}', and bodies are read only as they are. Send it"
-    " without compression and without this header.",
+    "The request has 'Content-Encoding: {encoding:.64}', but compressed bodies are not supported. Send it"
+    " uncompressed and without this header.",
     headers={"accept-encoding": "identity"},
 )
 model_not_found = ErrorKind(
@@ -221,7 +221,7 @@ model_not_found = ErrorKind(
 )
 scope_missing = _forbidden(
     "insufficient_permissions",
-    "This API key lacks the scope '{scope}'. Create one with: fairgate key create --scope {scope}",
+    "This API key lacks the scope '{scope}'. Create a key that has it: fairgate key create --scope {scope}",
 )
 tier_not_allowed = _forbidden(
     "service_tier_not_allowed",
@@ -234,8 +234,8 @@ already_exists = _conflict("already_exists", "{message}", "name")
 
 limit_not_kept = _unavailable(
     "limit_not_kept",
-    "A limit on this request cannot be kept by the server's quota store, and nothing is served unmetered."
-    " Ask the operator to remove it.",
+    "The server's quota store cannot enforce a limit on this request, and nothing is served unmetered."
+    " Ask the operator to remove that limit.",
 )
 no_price = _unavailable(
     "model_not_priced",
@@ -243,7 +243,7 @@ no_price = _unavailable(
 )
 too_many_connections = _unavailable_now(
     "too_many_connections",
-    "This server has its {most} connections, all of them in use. Try again shortly.",
+    "All {most} connections of this server are in use. Try again shortly.",
     headers=_CLOSE,
 )
 queue_full = _unavailable_until("queue_full", "{message}")
@@ -255,18 +255,18 @@ queue_timeout = _unavailable_now(
 )
 estimate_exceeds = _conflict(
     "estimate_exceeds",
-    "{estimate}, and '{param}' allows {allowed}; nothing was held or charged. Allow more, ask for another"
+    "{estimate}, but '{param}' allows {allowed}. Nothing was held or charged. Allow more, ask for another"
     " tier, or try again later.",
 )
 deadline_unreachable = _unavailable_until(
     "deadline_unreachable",
     "The request may wait {allowed_s:.1f} s, but {what} is expected only after {expected_s:.1f} s"
-    " (median); nothing was charged. Allow more time, ask for a higher tier, or try again later.",
+    " (median). Nothing was charged. Allow more time, ask for a higher tier, or try again later.",
 )
 target_unreachable = _unavailable_until(
     "target_unreachable",
-    "Too much is waiting: the request's {what} may be there only after {expected_s:.1f} s (p90), and"
-    " its target is {target_s:g} s; nothing was charged. Try again later, ask for a higher tier, or send"
+    "Too many requests are waiting: the request's {what} may take {expected_s:.1f} s (p90), and its target"
+    " is {target_s:g} s. Nothing was charged. Try again later, ask for a higher tier, or send"
     " fewer requests at once.",
 )
 
@@ -274,61 +274,59 @@ target_unreachable = _unavailable_until(
 
 engine_unavailable = _unavailable_now(
     "engine_unavailable",
-    "Nothing that runs this model is ready at the moment; nothing was charged. Try again shortly.",
+    "No server of this model is ready. Nothing was charged. Try again shortly.",
 )
 engine_drained = _unavailable_now(
     "engine_unavailable",
-    "Every server of this model that is up has been drained by an operator; nothing was charged. Try again"
-    " shortly.",
+    "An operator has drained every running server of this model. Nothing was charged. Try again shortly.",
 )
 capability_unavailable = _unavailable_now(
     "capability_unavailable",
-    "The servers of this model that now serve cannot do what the request needs ({what}): {who}."
+    "No running server of this model can do what the request needs ({what}): {who}."
     " Nothing was charged. Try again shortly, or leave it out.",
 )
 engine_lost = ErrorKind(
     503,
     Retry.IF_FREE,
     "engine_lost",
-    "The server that runs this model stopped while it generated this answer."
-    " The {charged_tokens} tokens that arrived were charged, nothing else.",
+    "The server of this model stopped while it generated this answer."
+    " Only the {charged_tokens} tokens that arrived were charged.",
 )
 engine_failed = ErrorKind(
-    500, Retry.NEVER, "engine_failed", "The server that runs this model failed to generate this answer."
+    500, Retry.NEVER, "engine_failed", "The server of this model failed to generate this answer."
 )
 upstream_error = _upstream_failure(
     "upstream_error",
-    "The server that runs this model did not answer as it should. The {charged_tokens} tokens that arrived"
-    " were charged, nothing else.",
+    "The server of this model did not answer properly. Only the {charged_tokens} tokens that arrived were"
+    " charged.",
 )
 upstream_request_failed = _upstream_failure(
     "upstream_request_failed",
-    "The server that runs this model answers other requests, and failed at this one: {failure}. The"
-    " {charged_tokens} tokens that arrived were charged, nothing else.",
+    "The server of this model answers other requests, but failed on this one: {failure}. Only the"
+    " {charged_tokens} tokens that arrived were charged.",
 )
 upstream_key_refused = ErrorKind(
     502,
     Retry.NEVER,
     "upstream_error",
-    "The server that runs this model does not take this gateway's key (401); nothing was charged. Only"
-    " the operator of this gateway can correct that (api_key_env).",
+    "The server of this model rejects this gateway's key (401). Nothing was charged. Only the operator of"
+    " this gateway can fix that (api_key_env).",
 )
 upstream_full = _unavailable_now(
     "upstream_full",
-    "The server that runs this model is full: it has as many requests as it takes (429). Nothing was"
-    " charged. Try again shortly.",
+    "The server of this model is full (429). Nothing was charged. Try again shortly.",
 )
 requests_keep_failing = ErrorKind(
     429,
     Retry.AFTER,
     "requests_keep_failing",
-    "The last {failures} requests of your tenant to this model failed at the server that runs it, which"
-    " answers other requests. Of the last one it says: {why}. Nothing was charged. Mend the request, and"
-    " try again in {pause_s:.3g} s; one that succeeds ends the pauses.",
+    "Your tenant's last {failures} requests to this model failed at its server, which answers other"
+    " requests. It says about the last one: {why}. Nothing was charged. Fix the request, and try again in"
+    " {pause_s:.3g} s; one success ends the pauses.",
 )
 settlement_pending = _unavailable(
     "settlement_pending",
-    "The answer was generated, but its account could not be written yet; it will be, exactly once.",
+    "The answer was generated, but its charge could not be recorded yet; it will be, exactly once.",
 )
 shutting_down = _unavailable_now("shutting_down", "This server is shutting down. Try again shortly.")
 internal = ErrorKind(
@@ -342,23 +340,23 @@ internal = ErrorKind(
 
 request_elsewhere = _conflict(
     "request_elsewhere",
-    "This request is with gateway {gateway}, which does not answer. Send this to that gateway, or try again.",
+    "This request is at gateway {gateway}, which does not answer. Send this to that gateway, or try again.",
     "request_id",
 )
 not_waiting = _conflict(
     "request_not_waiting",
-    "The request cannot change its tier: its status is '{status}'. Only one that stands in line can.",
+    "The request cannot change its tier: its status is '{status}'. Only a waiting request can.",
     "request_id",
 )
 client_left = ErrorKind(499, Retry.NEVER, "client_left", "The client closed the connection.")
 slow_reader = _too_slow(
     "slow_reader",
-    "The answer was not read for too long, so it was stopped."
-    " The {charged_tokens} tokens that were generated were charged, nothing else.",
+    "The client stopped reading the answer for too long, so it was ended."
+    " Only the {charged_tokens} tokens that were generated were charged.",
 )
 idempotency_key_reused = _conflict(
     "idempotency_key_reused",
-    "This 'Idempotency-Key' was used for a request with another body or route. Use a new key for it.",
+    "This 'Idempotency-Key' was used for a request with another body or route. Use a new key.",
     "Idempotency-Key",
 )
 idempotent_run_in_progress = ErrorKind(
@@ -376,8 +374,8 @@ idempotent_run_lost = _conflict(
 )
 idempotent_answer_too_large = _conflict(
     "idempotent_answer_too_large",
-    "The request with this 'Idempotency-Key' ({request_id}) has run and was charged; its answer was too"
-    " large to be kept. Use a new key to run it again.",
+    "The request with this 'Idempotency-Key' ({request_id}) has run and was charged, but its answer was too"
+    " large to keep. Use a new key to run it again.",
     "Idempotency-Key",
 )
 
@@ -411,7 +409,7 @@ def no_server_can(name: str, message: str) -> ServerLacks:
 
 def wrong_content_type(sent: str, wanted: str = "application/json") -> ApiError:
     shown = f"'{sent[:80]}'" if sent else "nothing"
-    message = f"The content type must be {wanted}; the request says {shown}."
+    message = f"The content type must be {wanted}; the request has {shown}."
     return ApiError(415, "unsupported_media_type", message)
 
 
@@ -419,8 +417,8 @@ def address_has_too_many(most: int, *, through_proxy: bool) -> ApiError:
     return ApiError(
         429,
         "address_has_too_many",
-        f"Your address has {most} {'requests at a time' if through_proxy else 'connections'}, the most that"
-        " this server gives to one address. Use fewer at a time, or ask the operator to raise"
+        f"Your address has {most} {'requests at a time' if through_proxy else 'connections'}, the limit for"
+        " one address. Use fewer at a time, or ask the operator to raise"
         " gateway.max_connections_per_address.",
         retry_after_s=RETRY_SOON_S,
         should_retry=True,
@@ -430,12 +428,12 @@ def address_has_too_many(most: int, *, through_proxy: bool) -> ApiError:
 
 
 def large_bodies_full(most_bytes: int, *, of_tenant: bool) -> ApiError:
-    whose = "Your requests with" if of_tenant else "Requests with"
+    whose = "Your requests with" if of_tenant else "All requests with"
     return ApiError(
         429 if of_tenant else 503,
         "large_bodies_full",
-        f"{whose} large bodies that wait or run have {most_bytes} bytes together, the most that this server"
-        " takes at a time. Try again when some have ended.",
+        f"{whose} large bodies that wait or run add up to the limit of {most_bytes} bytes. Try again when"
+        " some have finished.",
         retry_after_s=RETRY_SOON_S,
         should_retry=True,
         headers=dict(_CLOSE),
@@ -489,13 +487,13 @@ def rate_limited(message: str, meter_type: str, retry_after_s: float) -> ApiErro
 
 def too_many_end_users(end_user: str, most: int, retry_after_s: float | None) -> ApiError:
     is_soon = retry_after_s is not None and retry_after_s <= LONGEST_RETRY_S
-    when = "" if retry_after_s is None else f" The first place is free in {math.ceil(retry_after_s)} s."
+    when = "" if retry_after_s is None else f" A place will be free in {math.ceil(retry_after_s)} s."
     return ApiError(
         429,
         "too_many_end_users",
-        f"The end user '{end_user}' has no counter yet, and {most} end users of your tenant have theirs in"
-        f" use, which is the most.{when} Requests for those go on; for more at a time ask the operator to"
-        " raise gateway.max_end_users, or to set limits with shorter windows.",
+        f"The end user '{end_user}' has no counter yet, and your tenant's limit of {most} end users with"
+        f" counters is reached.{when} Requests of those continue. For more, ask the operator to raise"
+        " gateway.max_end_users, or to set limits with shorter windows.",
         param="safety_identifier",
         retry_after_s=retry_after_s if is_soon else None,
         should_retry=is_soon,
@@ -517,8 +515,8 @@ def quote_refused(code: str, reason: str, *, conflict: bool = False) -> ApiError
     return ApiError(
         409 if conflict else 400,
         code,
-        f"The quote in 'X-Fairgate-Quote' cannot be used: {reason}. Ask POST /v1/quotes for another, or leave"
-        " the header out.",
+        f"The quote in 'X-Fairgate-Quote' cannot be used: {reason}. Get another from POST /v1/quotes, or"
+        " leave the header out.",
         param="X-Fairgate-Quote",
         should_retry=False,
     )
@@ -530,7 +528,7 @@ def request_not_found(request_id: str, *, of_any_tenant: bool = False) -> ApiErr
     return ApiError(
         404,
         "request_not_found",
-        f"There is no request '{request_id[:64]}'{of_yours}. GET {route} lists those that wait or run.",
+        f"There is no request '{request_id[:64]}'{of_yours}. GET {route} lists waiting and running requests.",
         param="request_id",
     )
 
@@ -551,7 +549,7 @@ def tier_has_limits(tier: str, meter: str | None) -> ApiError:
     return ApiError(
         409,
         "tier_has_limits",
-        f"The request cannot change its tier: a limit{on_meter} is set for tier {tier} alone."
+        f"The request cannot change its tier: a limit{on_meter} applies only to tier {tier}."
         " Cancel it (DELETE /v1/requests/{id}) and send it again in the other tier.",
         param="service_tier",
         should_retry=False,

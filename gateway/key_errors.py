@@ -12,7 +12,7 @@ _KEY_MESSAGES = {
     "missing": "You didn't provide an API key. Send it as 'Authorization: Bearer fg_live_...'.",
     "two_keys": "'Authorization', 'api-key' and 'x-api-key' hold different keys. Send one of these headers.",
     "malformed": f"{_INCORRECT}: it is malformed. Keys look like 'fg_live_<public id>_<secret>'.",
-    "unknown": f"{_INCORRECT}: there is none like it. Ask the operator of this server for one.",
+    "unknown": f"{_INCORRECT}: it does not exist. Ask the operator of this server for one.",
     "revoked": f"{_INCORRECT}: it has been revoked. Ask the operator of this server for another.",
     "expired": f"{_INCORRECT}: it has expired. Ask the operator of this server for another.",
 }
@@ -21,7 +21,7 @@ _KEPT_OUT = {
     "project_suspended": ("project_suspended", "The project of this API key is suspended."),
     "no_tier": (
         "service_tier_not_allowed",
-        "None of this API key's tiers is allowed to its tenant any more.",
+        "The tenant of this API key may no longer use any of the key's tiers.",
     ),
 }
 """By the directory's reason, for an otherwise valid key: code and message."""
@@ -47,8 +47,8 @@ def address_not_allowed(address: IPv4Address | IPv6Address | None) -> ApiError:
     seen = (
         f"from {address}. An administrator can allow it: fairgate key set KEY_ID --allow-from {address}"
         if address is not None
-        else "from here: the client's address cannot be read from 'X-Forwarded-For' or 'Forwarded' as the"
-        " proxy sent it"
+        else "from here: the client's address cannot be read from the proxy's 'X-Forwarded-For' or"
+        " 'Forwarded' header"
     )
     return ApiError(403, "address_not_allowed", f"This API key may not be used {seen}.")
 
@@ -58,5 +58,8 @@ def key_withdrawn(reason: str, charged_tokens: int) -> ApiError:
     code, message = _KEPT_OUT.get(reason, ("invalid_api_key", _KEY_MESSAGES.get(reason, "")))
     charged = f"The {charged_tokens} tokens that were generated were charged" if charged_tokens else ""
     return ApiError(
-        401, code, f"{message} The request was ended. {charged or 'Nothing was charged'}.", should_retry=False
+        401,
+        code,
+        f"{message} The request was stopped. {charged or 'Nothing was charged'}.",
+        should_retry=False,
     )

@@ -30,7 +30,7 @@ class NotFound(TenancyError):
 
 class AlreadyExists(TenancyError):
     def __init__(self, what: str, name: str) -> None:
-        super().__init__(f"there is a {what} called {name!r} already")
+        super().__init__(f"{what} {name!r} already exists")
         self.what = what
         self.name = name
 
@@ -40,7 +40,7 @@ class PreconditionFailed(TenancyError):
 
     def __init__(self, current: Mapping[str, Any] | None) -> None:
         super().__init__(
-            "it is not there" if current is None else "it was changed since: look at it again, then repeat"
+            "it does not exist" if current is None else "it has changed since: read it again, then repeat"
         )
         self.current = current
 
@@ -50,13 +50,13 @@ KeyReason = Literal[
 ]
 
 _KEY_MESSAGES: dict[KeyReason, str] = {
-    "malformed": "this is not an API key of the form fg_live_<id>_<secret>",
+    "malformed": "an API key looks like fg_live_<id>_<secret>",
     "unknown": "no such API key",
     "revoked": "this API key was revoked",
     "expired": "this API key has expired",
     "tenant_suspended": "the tenant of this API key is suspended",
     "project_suspended": "the project of this API key is suspended",
-    "no_tier": "none of this API key's tiers is allowed to its tenant any more",
+    "no_tier": "the tenant of this API key may no longer use any of the key's tiers",
 }
 
 
@@ -84,14 +84,14 @@ class LogInRefused(TenancyError):
     """A log-in that is not accepted. One text for every reason: it does not reveal which names exist."""
 
     def __init__(self) -> None:
-        super().__init__("the name or the password is wrong")
+        super().__init__("wrong name or password")
 
 
 class PersonChanged(TenancyError):
     """The actor was changed or suspended since the session was read: the act is not done."""
 
     def __init__(self) -> None:
-        super().__init__("your account was changed meanwhile, and your session has ended: log in again")
+        super().__init__("your account has changed, so your session has ended: log in again")
 
 
 class TooManyLogIns(TenancyError):

@@ -136,7 +136,7 @@ class IdempotencyKeys:
             )
         except TooManyKeys as error:
             raise errors.rate_limited(
-                f"{error.most} idempotency keys of this API key are in use, the most that are kept."
+                f"{error.most} idempotency keys of this API key are in use, the limit."
                 f" They expire after {self._deps.config.idempotency_ttl_s:g} s.",
                 "requests",
                 TOO_MANY_RETRY_S,

@@ -12,10 +12,10 @@ WHOLE_FORM = ""
 FORM_ERRORS = (AlreadyExists, Invalid, LogInRefused, NotFound, PreconditionFailed, TooManyLogIns)
 """What a person can correct in the form."""
 CHANGED_MEANWHILE = (
-    "It was changed since you opened this page, and nothing of yours was saved. See what is stored now, then"
-    " send the form again to put yours in its place."
+    "It was changed after you opened this page, so your changes were not saved. Check what is stored now,"
+    " then send the form again to replace it."
 )
-GONE_MEANWHILE = "It is gone since you opened this page; nothing was changed."
+GONE_MEANWHILE = "It was removed after you opened this page. Nothing was changed."
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def problem_of(
     *,
     fields: tuple[str, ...] = (),
     refused_at: str = "password",
-    refused: str = "This is not your password.",
+    refused: str = "Wrong password.",
 ) -> FormProblem:
     """Errors outside `fields` concern the whole form. `refused_at`: the field of one's own password."""
     match error:
@@ -38,7 +38,7 @@ def problem_of(
             return FormProblem(403, {refused_at: refused})
         case TooManyLogIns(retry_after_s=retry_after_s):
             wait_s = max(1, math.ceil(retry_after_s))
-            text = f"Too many passwords were tried. Wait {wait_s} s; none is looked at before."
+            text = f"Too many attempts. Try again in {wait_s} s."
             return FormProblem(429, {WHOLE_FORM: text}, {"retry-after": str(wait_s)})
         case PreconditionFailed(current=current):
             text = CHANGED_MEANWHILE if current is not None else GONE_MEANWHILE

@@ -43,11 +43,11 @@ def parse_form(body: bytes, lines: Collection[str] = ()) -> dict[str, str]:
         )
     except (ValueError, UnicodeError):
         raise errors.bad_request(
-            f"The form cannot be read: it must be URL-encoded UTF-8 with at most {MAX_FIELDS} fields."
+            f"The form cannot be read. It must be URL-encoded UTF-8 with at most {MAX_FIELDS} fields."
         ) from None
     values = dict(pairs)
     if len(values) < len(pairs):
-        raise errors.bad_request("The form has a field twice.")
+        raise errors.bad_request("The form has the same field twice.")
     for name in values.keys() & lines:
         values[name] = values[name].replace("\r\n", "\n")
     for name, value in values.items():
@@ -55,7 +55,7 @@ def parse_form(body: bytes, lines: Collection[str] = ()) -> dict[str, str]:
             (character < " " and not (character == "\n" and name in lines)) or character == "\x7f"
             for character in value
         ):
-            raise errors.bad_request(f"The field {name[:64]!r} holds a control character.", name[:64])
+            raise errors.bad_request(f"The field {name[:64]!r} contains a control character.", name[:64])
     return values
 
 

@@ -8,9 +8,9 @@ from tenants.people.roles import Role
 
 ROLES = {
     Role.OWNER: "Owner: everything",
-    Role.OPERATOR: "Operator: everything but people and secrets",
+    Role.OPERATOR: "Operator: everything except people and secrets",
     Role.AUDITOR: "Auditor: sees everything, changes nothing",
-    Role.MEMBER: "Member: the tenants that are named, and no others",
+    Role.MEMBER: "Member: only the chosen tenants",
 }
 
 

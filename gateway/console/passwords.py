@@ -12,5 +12,5 @@ async def chosen_password(way_in: WayIn, name: str, form: Mapping[str, str]) -> 
     """The hash of the new password in `password` and `repeat`. Raises `Invalid`, `TooManyLogIns`."""
     wanted = form.get("password", "")
     if wanted != form.get("repeat", ""):
-        raise Invalid("repeat", "this is not what stands in the field above")
+        raise Invalid("repeat", "the passwords do not match")
     return await way_in.new_hash(name, wanted)

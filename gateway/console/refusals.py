@@ -44,34 +44,34 @@ def _page(request: Request, exception: Exception, request_id: str) -> Response[s
         case PersonChanged():  # the session ended while the form was worked on
             return _log_in_first(request)
         case FormRefused():
-            status, title = 403, "This form cannot be taken"
+            status, title = 403, "This form was not accepted"
             message = (
-                "It was sent from another site, or from a page of another session, or your browser keeps no"
-                " cookies. Nothing was changed. Open the page again and send the form from there."
+                "It came from another site or another session, or your browser blocks cookies. Nothing was"
+                " changed. Open the page again and send the form from there."
             )
         case NotForThisRole():
             status, title = 403, "Your role does not allow this"
-            message = "An owner can give you another role."
+            message = "Ask an owner for another role."
         case NotFound(what="what-if"):
-            status, title = 404, "This gateway does not have this what-if"
+            status, title = 404, "What-if not found on this gateway"
             message = (
-                "Each gateway keeps the last ten that it ran, in memory until it stops;"
-                f" this is {gateway_id}. Open it at the gateway that ran it, or run it again here."
+                "Each gateway keeps the last ten that it ran, in memory, until it stops."
+                f" This is {gateway_id}. Open it at the gateway that ran it, or run it again here."
             )
         case NotFoundException() | NotFound():
-            status, title = 404, "There is no such page"
-            message = "The address may be misspelt, or what it named is gone."
+            status, title = 404, "Page not found"
+            message = "Check the address. What it names may have been removed."
         case MethodNotAllowedException(headers=allowed):
-            status, title = 405, "This page cannot be used like that"
-            message = "It takes forms only. Go to the start page."
+            status, title = 405, "This address only takes forms"
+            message = "Go to the start page."
             headers = {"allow": (allowed or {}).get("allow", "")}
         case DatabaseUnavailable():
             status, title = 503, "The database cannot be reached"
             if isinstance(exception, NotWritten):
                 title = f"The database cannot be written: {exception.reason}"
             message = (
-                "Sessions and people are kept there, so no page can be shown now. If you sent a form, look"
-                " afterwards whether it took effect. Requests of tenants are answered on their own."
+                "Sessions and people are stored there, so no page can be shown now. If you sent a form, check"
+                " later whether it took effect."
             )
             headers = {"retry-after": str(RETRY_S)}
             if request.method == "GET":  # a page comes back by itself; a form is not sent again
@@ -82,7 +82,7 @@ def _page(request: Request, exception: Exception, request_id: str) -> Response[s
             headers = {"retry-after": str(max(1, round(wait_s)))}
         case _:
             error = as_api_error(exception, request_id)
-            status, title, message = error.status, "That did not work", error.message
+            status, title, message = error.status, "Something went wrong", error.message
             if status == 413:
                 headers = {"connection": "close"}  # its rest is not read
     # Not the session: the page must be there without one.

@@ -62,7 +62,7 @@ def query_in(request: Request, query: type[Q], *, is_own: bool = False, is_whole
     for name in values:
         if name not in known:
             raise errors.bad_request(
-                f"Unknown parameter: '{name[:64]}'. Those that there are: {', '.join(known)}.",
+                f"Unknown parameter: '{name[:64]}'. Known parameters: {', '.join(known)}.",
                 name[:64],
                 code="unknown_parameter",
             )

@@ -67,8 +67,8 @@ def decode_cursor(list_name: str, filters: Mapping[str, Any], text: str, key: An
     except ValueError:  # of base64, of UTF-8, and of what is in it
         raise Invalid(
             "cursor",
-            "is not one of this list: give next_cursor of the page before as it is, or leave it out to begin"
-            " with the first page",
+            "does not belong to this list: copy next_cursor of the page before, or leave it out for the first"
+            " page",
         ) from None
     if made_for != list_name:
         raise Invalid(

@@ -69,7 +69,7 @@ class PeopleActs(AdminActs):
         def edit(connection: Connection, before: Person) -> Person:
             role = before.role if wanted.role is None else checks.choice("role", Role, wanted.role)
             if wanted.role is None and wanted.tenants is None:
-                raise Invalid("role", "say what changes: role or tenants")
+                raise Invalid("role", "give a role, tenants, or both")
             wanted_tenants: Iterable[str] | None = wanted.tenants
             if wanted_tenants is None and role is Role.MEMBER:
                 wanted_tenants = before.tenants
@@ -222,7 +222,7 @@ def _add(
     now_us: int,
 ) -> Person:
     if queries.count(connection, people) >= MAX_PEOPLE:
-        raise Invalid("name", f"there are {MAX_PEOPLE} people already, which is the most")
+        raise Invalid("name", f"the limit of {MAX_PEOPLE} people is reached: remove one")
     made = Person(new_id("psn"), name, role, tenants, "active", bool(password_hash), 1, now_us)
     rows.insert_person(connection, made, password_hash)
     return made
@@ -242,7 +242,7 @@ def _tenants(connection: Connection, role: Role, references: Iterable[str] | Non
     wanted = set(references or ())
     if role is not Role.MEMBER:
         if wanted:
-            raise Invalid("tenants", f"are a member's alone: the role {role.value} sees all tenants")
+            raise Invalid("tenants", f"only a member has tenants; the role {role.value} sees all")
         return frozenset()
     if not 1 <= len(wanted) <= MAX_TENANTS_OF_A_MEMBER:
         raise Invalid("tenants", f"a member needs 1 to {MAX_TENANTS_OF_A_MEMBER} tenants")
@@ -265,6 +265,6 @@ def _keep_an_owner(connection: Connection, before: Person, after: Person) -> Non
     if not others:
         raise Invalid(
             "person",
-            f"{before.name} is the last owner who can log in: make another one first"
+            f"{before.name} is the last owner who can log in: add another one first"
             " (`fairgate person invite NAME --role owner`, and its link must be used)",
         )

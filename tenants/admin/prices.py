@@ -110,7 +110,7 @@ def _insert(
     if not entries:
         return book.version
     if book.version >= MAX_VERSIONS:
-        raise Invalid("price", f"the price book has {MAX_VERSIONS} versions, which is the most")
+        raise Invalid("price", f"the price book has reached its limit of {MAX_VERSIONS} versions")
     version = book.version + 1
     PriceBook({**book.entries, **entries}, version)  # refuses too many models
     values = [

@@ -76,9 +76,7 @@ class TableNoun(Generic[R]):
             same = [table.c[name] == row[name] for name in self.names]
             before: Any = next(iter(self.rows(connection, same)), None)
             if before is None and queries.count(connection, table) >= self.most:
-                raise Invalid(
-                    self.name, f"there are {self.most} {self.words} already, which is the most; remove one"
-                )
+                raise Invalid(self.name, f"the limit of {self.most} {self.words} is reached: remove one")
             after = replace(made, id=new_id(self.name[:3]) if before is None else before.id)
             if before is None:
                 at = {"created_us": now_us} if "created_us" in table.c else {}

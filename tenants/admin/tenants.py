@@ -77,7 +77,7 @@ class TenantActs(SuspendableActs[Tenant]):
 
         def change(connection: Connection, now_us: int) -> Change[Tenant]:
             if queries.count(connection, tables.tenants) >= MAX_TENANTS:
-                raise Invalid("tenant", f"there are {MAX_TENANTS} tenants already, which is the most")
+                raise Invalid("tenant", f"the limit of {MAX_TENANTS} tenants is reached")
             tenant = replace(draft, tenant_id=new_id("ten"), created_at=from_us(now_us))
             insert_unique(
                 connection,

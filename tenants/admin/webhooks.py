@@ -118,9 +118,9 @@ class WebhookActs(AdminActs):
             most = MAX_OF_THE_PLATFORM if owner is None else MAX_OF_A_TENANT
             if queries.count(connection, webhooks, webhooks.c.tenant_id == tenant_id) >= most:
                 whose = "the platform" if owner is None else f"tenant {owner.name}"
-                raise Invalid("webhook", f"{whose} has {most}, which is the most; remove one")
+                raise Invalid("webhook", f"{whose} has {most}, the limit: remove one")
             if queries.count(connection, webhooks) >= MAX_WEBHOOKS:
-                raise Invalid("webhook", f"there are {MAX_WEBHOOKS}, which is the most; remove one")
+                raise Invalid("webhook", f"the limit of {MAX_WEBHOOKS} is reached: remove one")
             made = Webhook(webhook_id, tenant_id, host, subjects, now_us, by)
             connection.execute(
                 insert(webhooks).values(
@@ -179,9 +179,7 @@ class WebhookActs(AdminActs):
                 raise NotFound("dead letter", str(wanted.seq))
             waiting = [outbox.c.webhook_id == hook.webhook_id, outbox.c.state == "pending"]
             if queries.count(connection, outbox, *waiting) + len(dead) > store.MAX_PENDING:
-                raise Invalid(
-                    "webhook", f"more than {store.MAX_PENDING} events would wait, which is the most"
-                )
+                raise Invalid("webhook", f"more than {store.MAX_PENDING} events would be waiting, the limit")
             for delivery in dead:
                 store.send_again(connection, delivery.seq, now_us)
             store.try_now(connection, hook.webhook_id, now_us)

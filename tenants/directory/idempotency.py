@@ -28,7 +28,7 @@ class TooManyKeys(Exception):
     """An API key has the largest allowed number of idempotency keys in use."""
 
     def __init__(self, most: int) -> None:
-        super().__init__(f"{most} idempotency keys of this API key are in use, the most that are kept")
+        super().__init__(f"{most} idempotency keys of this API key are in use, the limit")
         self.most = most
 
 
@@ -36,7 +36,7 @@ class AnswersTooLarge(Exception):
     """A tenant has as many bytes of answers kept as are allowed."""
 
     def __init__(self, most_bytes: int) -> None:
-        super().__init__(f"{most_bytes} bytes of answers are kept for this tenant, the most that are")
+        super().__init__(f"{most_bytes} bytes of answers are kept for this tenant, the limit")
         self.most_bytes = most_bytes
 
 

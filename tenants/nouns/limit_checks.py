@@ -196,7 +196,7 @@ def _until_us(wanted: LimitOverride, now_us: int) -> int:
     assert wanted.until is not None
     until_us = to_us(instant("until", wanted.until))
     if until_us <= now_us:
-        raise Invalid("until", "has passed already: an override that has expired would change nothing")
+        raise Invalid("until", "has already passed")
     if until_us > now_us + MAX_OVERRIDE_S * 1_000_000:
         raise Invalid("until", f"is more than {MAX_OVERRIDE_S // 86_400} days ahead; set the limit instead")
     return until_us

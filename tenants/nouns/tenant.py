@@ -231,9 +231,7 @@ def checked_labels(before: Labels, wanted: Mapping[str, Iterable[str]]) -> Label
             after[_label_key(key)] = chosen
         elif after.pop(key, None) is None:
             known = ", ".join(map(repr, before)) or "none"
-            raise Invalid(
-                "labels", f"{key[:MAX_LABEL_CHARS]!r} is not there to be dropped; there are: {known}"
-            )
+            raise Invalid("labels", f"there is no label {key[:MAX_LABEL_CHARS]!r}; labels: {known}")
     for key, chosen in after.items():
         if len(chosen) > MAX_LABEL_VALUES:
             raise Invalid("labels", f"{key!r} has {len(chosen)} values; the most is {MAX_LABEL_VALUES}")

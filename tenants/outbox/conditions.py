@@ -49,15 +49,13 @@ def slo_burns(
             if not burn.fires:
                 continue
             hours = burn.alert.long_s / 3_600
-            times = (
-                "without limit" if burn.long_rate in (None, float("inf")) else f"{burn.long_rate:.1f} times"
-            )
+            rate = "" if burn.long_rate in (None, float("inf")) else f"{burn.long_rate:.1f}x "
             tally = tallies[burn.alert.long_s]
             conditions.append(
                 Condition(
                     kinds.SLO_BURN,
                     f"{tenant_id}:{tier}:{metric}:{burn.alert.long_s}",
-                    f"{tier} {metric}: the error budget burns {times} as fast as it may, over {hours:g} h",
+                    f"{tier} {metric}: error budget burning {rate}too fast (last {hours:g} h)",
                     tenant_id,
                     "/console/slo?" + urlencode({"tenant": tenant_id, "tier": tier}),
                     {
@@ -78,7 +76,7 @@ def expiring_keys(keys: Iterable[ExpiringKey], now_us: int) -> list[Condition]:
         Condition(
             kinds.KEY_EXPIRES,
             key.key_id,
-            f"the key {key.name or key.key_id} expires in {_days(key.expires_us - now_us)}",
+            f"key {key.name or key.key_id} expires in {_days(key.expires_us - now_us)}",
             key.tenant_id,
             f"/console/tenants/{quote(key.tenant_id)}/keys/{quote(key.key_id)}",
             {"key": key.key_id, "expires_us": key.expires_us},
@@ -89,7 +87,7 @@ def expiring_keys(keys: Iterable[ExpiringKey], now_us: int) -> list[Condition]:
 
 
 def ledger_drift(problems: int) -> list[Condition]:
-    text = f"the sums of usage differ from the ledger in {problems} places"
+    text = f"usage sums differ from the ledger in {problems} places"
     evidence = {"problems": problems}
     page = "/console/usage/check"
     return [Condition(kinds.LEDGER_DRIFT, "usage", text, page=page, evidence=evidence)] if problems else []
@@ -97,7 +95,7 @@ def ledger_drift(problems: int) -> list[Condition]:
 
 def leaked_holds(overdue: int) -> list[Condition]:
     """Holds that are older than their lease and not settled."""
-    text = f"{overdue} requests of gateways that are gone still hold budget"
+    text = f"{overdue} requests of dead gateways still hold budget"
     return [Condition(kinds.HOLDS_LEAKED, "holds", text, evidence={"holds": overdue})] if overdue else []
 
 
@@ -111,8 +109,8 @@ def calibration_off(counts: Iterable[Kept]) -> list[Condition]:
                 Condition(
                     kinds.CALIBRATION,
                     f"{count.model}:{count.figure}",
-                    f"{count.model}: the told p90 of {count.figure} was kept by {covered:.0%} of"
-                    f" {count.requests} requests",
+                    f"{count.model}: {covered:.0%} of {count.requests} requests stayed within their"
+                    f" estimated p90 of {count.figure}",
                     page="/console/quotes?" + urlencode({"figure": count.figure}),
                     evidence=count._asdict(),
                 )
@@ -122,7 +120,7 @@ def calibration_off(counts: Iterable[Kept]) -> list[Condition]:
 
 def saturation(refused: int, minutes: int, least: int) -> list[Condition]:
     """A full queue that refused at least `least` requests."""
-    text = f"{refused} requests found the queue full in {minutes} minutes"
+    text = f"{refused} requests refused because the queue was full (last {minutes} minutes)"
     page, evidence = "/console/refusals?code=queue_full", {"refused": refused, "minutes": minutes}
     return (
         [Condition(kinds.SATURATION, "queue", text, page=page, evidence=evidence)] if refused >= least else []
@@ -156,7 +154,7 @@ def replicas_down(replicas: Iterable[tuple[str, str, str]]) -> list[Condition]:
         Condition(
             kinds.REPLICA_DOWN,
             f"{pool}:{unique or name}",
-            f"the replica {name} of {pool} does not serve",
+            f"replica {name} of {pool} is down",
             page="/console/upstreams",
             evidence={"model": pool, "replica": name},
         )

@@ -33,13 +33,11 @@ EXHAUSTION = AlertKind(
 )
 KEY_EXPIRES = AlertKind("key.expires", "An API key expires within a week.")
 LEDGER_DRIFT = AlertKind(
-    "ledger.drift", "The last comparison of the sums of usage with the ledger found differences.", "page"
+    "ledger.drift", "The last comparison of usage sums with the ledger found differences.", "page"
 )
-HOLDS_LEAKED = AlertKind(
-    "holds.leaked", "Budget is held by requests whose gateway is gone.", after_s=5 * MINUTE_S
-)
+HOLDS_LEAKED = AlertKind("holds.leaked", "Requests of dead gateways hold budget.", after_s=5 * MINUTE_S)
 CALIBRATION = AlertKind(
-    "calibration.off", "What is told as the 90th percentile is kept too rarely, or too often.", quiet_s=3_600
+    "calibration.off", "Too few, or too many, requests stay within their estimated p90.", quiet_s=3_600
 )
 SATURATION = AlertKind(
     "saturation", "Requests are refused because the queue is full.", "page", quiet_s=5 * MINUTE_S
@@ -47,10 +45,10 @@ SATURATION = AlertKind(
 AUDIT_DAMAGED = AlertKind(
     "audit.damaged", "A check of the audit found damage, or it does not extend its newest checkpoint.", "page"
 )
-AUDIT_LATE = AlertKind("audit.late", "New rows of the audit are not signed in time.")
+AUDIT_LATE = AlertKind("audit.late", "New audit rows are not signed in time.")
 REPLICA_DOWN = AlertKind(
     "replica.down",
-    "A replica of a model does not serve.",
+    "A replica of a model is down.",
     "page",
     after_s=MINUTE_S,
     quiet_s=MINUTE_S,

@@ -122,7 +122,7 @@ def put(
             "until_us": now_us + GIVE_UP_S * 1_000_000,
             "sender": "",
             "claimed_until_us": 0,
-            "error": f"{MAX_PENDING} events wait already, which is the most" if is_full else "",
+            "error": f"{MAX_PENDING} events are waiting, the limit" if is_full else "",
             "ended_us": now_us if is_full else None,
         }
     connection.execute(insert(outbox), made)

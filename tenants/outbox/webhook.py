@@ -73,6 +73,5 @@ def checked_subjects(wanted: Iterable[str] | None, *, of_tenant: bool) -> tuple[
     chosen = tuple(dict.fromkeys(wanted or ()))
     for subject in chosen:
         if subject not in known:
-            whose = "of a tenant" if of_tenant else "there are"
-            raise Invalid("subjects", f"{subject[:40]!r} is none; those {whose}: {', '.join(known)}")
+            raise Invalid("subjects", f"{subject[:40]!r} is not one of {', '.join(known)}")
     return chosen

@@ -26,11 +26,11 @@ NO_PASSWORD = (
 def check_password(password: str, name: str) -> str:
     """Only length is checked: rules on characters make people choose worse ones. Raises `Invalid`."""
     if not isinstance(password, str) or len(password) < MIN_CHARS:
-        raise Invalid("password", f"needs at least {MIN_CHARS} characters; a few words in a row will do")
+        raise Invalid("password", f"needs at least {MIN_CHARS} characters; a few words are fine")
     if len(password) > MAX_CHARS:
-        raise Invalid("password", f"has more than {MAX_CHARS} characters, which is the most")
+        raise Invalid("password", f"must have at most {MAX_CHARS} characters")
     if _bytes_of(password).lower() == _bytes_of(name).lower():
-        raise Invalid("password", "must not be the name itself")
+        raise Invalid("password", "must differ from the name")
     return password
 
 

@@ -172,7 +172,7 @@ def span_of(request: PageRequest, usual_us: int, longest_us: int) -> tuple[int, 
     until_us = request.now_us + 1 if until is None else to_us(checks.instant("to", until))
     since_us = until_us - usual_us if since is None else to_us(checks.instant("from", since))
     if since_us >= until_us:
-        raise Invalid("from", "must lie before 'to': as it is, nothing can match")
+        raise Invalid("from", "must be before 'to'")
     if until_us - since_us > longest_us + 1:
         hours = longest_us // 3_600_000_000
         most = f"{hours} hours" if hours <= 24 else f"{hours // 24} days"

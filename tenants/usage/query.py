@@ -65,7 +65,7 @@ def check(query: UsageQuery) -> None:
     check_instant("from", query.from_us)
     check_instant("to", query.to_us)
     if query.from_us >= query.to_us:
-        raise Invalid("from", "must lie before `to`")
+        raise Invalid("from", "must be before `to`")
     days, most = (query.to_us - query.from_us) / DAY_US, MOST_DAYS[query.window]
     if days > most:
         raise Invalid(

@@ -87,7 +87,7 @@ def _correct(
 ) -> None:
     at = position(connection, locked=True, waits=True)
     if at is None or at.rebuild_id != rebuild_id:
-        raise Invalid("usage", "another rebuild has begun meanwhile: let that one end")
+        raise Invalid("usage", "another rebuild is running: wait until it has finished")
     kept = {
         key: amounts[key]
         for key in amounts

@@ -109,7 +109,7 @@ def ask(client: httpx.Client, pool: str, word: str) -> tuple[int, str]:
         return 200, found["fairgate"].get("server_finish_reason", "")
     if response.status_code == 429:
         assert float(response.headers["retry-after-ms"]) > 0
-        assert "requests of your tenant" in found["error"]["message"]
+        assert "Your tenant's last" in found["error"]["message"]
     return response.status_code, found["error"]["code"]
 
 

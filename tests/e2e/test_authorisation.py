@@ -485,11 +485,11 @@ def outcome(server: Server, method: str, path: str, **how: Any) -> str:
         return "log in"
     if answer.status_code == 403 and "Your role does not allow this" in text:
         return "not for this role"
-    if answer.status_code == 404 and "There is no such page" in text and not is_gone:
+    if answer.status_code == 404 and "Page not found" in text and not is_gone:
         return "not there"
     if method == "POST":
         assert answer.status_code == 403, text
-        assert "This form cannot be taken" in text
+        assert "This form was not accepted" in text
     else:
         already_in = path == "/console/log-in" and answer.status_code == 303
         assert already_in or answer.status_code == (404 if is_gone else 200), (answer.status_code, text)

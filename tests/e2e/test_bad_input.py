@@ -237,9 +237,9 @@ UNKNOWN_KEY = "fg_live_AAAAAAAAAAAA_" + "B" * 43
         ({"authorization": f"Bearer {UNKNOWN_KEY}"}, "Incorrect"),
         ({"api-key": ""}, "didn't provide"),
         ({"api-key": "two words"}, "malformed"),
-        ({"api-key": UNKNOWN_KEY}, "there is none like it"),
+        ({"api-key": UNKNOWN_KEY}, "it does not exist"),
         ({"x-api-key": "two words"}, "malformed"),
-        ({"authorization": f"Bearer {UNKNOWN_KEY}", "api-key": UNKNOWN_KEY}, "there is none like it"),
+        ({"authorization": f"Bearer {UNKNOWN_KEY}", "api-key": UNKNOWN_KEY}, "it does not exist"),
         ({"authorization": "Basic dXNlcjpwYXNz", "api-key": UNKNOWN_KEY}, "didn't provide"),
     ],
 )

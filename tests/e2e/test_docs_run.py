@@ -53,7 +53,7 @@ def environment(live: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[
         own
         | warm
         | {
-            "PATH": f"{commands}:{os.environ['PATH']}",
+            "PATH": f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "FAIRGATE_DATA_DIR": str(live.data_dir),
             "URL": live.url,

@@ -132,7 +132,7 @@ def test_requests_are_listed_moved_and_cancelled_by_an_operator(narrow: Server, 
             each["id"] for each in answer_of(narrow, "request", "list", "--tier", "interactive")["data"]
         ] == [request_id]
         assert (
-            "only one that stands in line"
+            "only a waiting request"
             in refusal_of(narrow, "request", "move", listed["data"][0]["id"], "batch").lower()
         )
         cancelled = answer_of(narrow, "request", "cancel", completion_id)

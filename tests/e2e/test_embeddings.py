@@ -248,7 +248,7 @@ def test_where_the_tokenizer_is_not_known_the_server_is_asked_and_only_its_count
         "other form": (400, "its operator can set tokenizer_dir"),
         "no route": (400, "its operator can set tokenizer_dir"),
         "refused": (400, "refuses the field 'prompt': prompt is odd, (a key)"),
-        "broken": (502, "did not answer as it should"),
+        "broken": (502, "did not answer properly"),
     }
     with gateway.http(gateway.tenant("asks-for-tokens")) as client:
         for what, (status, said) in asked.items():

@@ -180,7 +180,7 @@ def test_with_every_replica_drained_what_waits_goes_on_waiting_and_new_requests_
     for server in gateways:
         refused = ask(server, key)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
-        assert "has been drained by an operator" in refused.json()["error"]["message"]
+        assert "An operator has drained" in refused.json()["error"]["message"]
         with server.http() as client:
             assert client.get("/readyz").status_code == 503
     for stream in streams:

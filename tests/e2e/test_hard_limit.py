@@ -121,7 +121,7 @@ def test_a_request_larger_than_the_limit_itself_is_told_so(limited: Server) -> N
     with limited.http(key) as client:
         answer = client.post(TEXT, json={"model": MODEL, "prompt": "x", "max_tokens": 6})
     assert answer.status_code == 429
-    assert "larger than the limit itself" in answer.json()["error"]["message"]
+    assert "larger than the whole limit" in answer.json()["error"]["message"]
     assert answer.headers["x-ratelimit-remaining-tokens"] == "5"
 
 

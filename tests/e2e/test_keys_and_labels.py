@@ -242,7 +242,7 @@ def test_declared_labels_go_to_the_ledger_and_other_metadata_goes_nowhere(
     assert answer_of(behind, "tenant", "set", "acme", "--drop-label", "team")["labels"] == {"env": ["prod"]}
     again = fairgate(behind, "tenant", "set", "acme", "--drop-label", "team")
     assert again.exit_code == 1
-    assert "'team' is not there to be dropped; there are: 'env'" in again.stderr
+    assert "there is no label 'team'; labels: 'env'" in again.stderr
     assert [after for _, after, _ in audited(behind, "tenant.update", "labels")] == [
         {"team": ["ads", "search"]}, {"team": ["ads", "search"], "env": ["prod"]}, {"env": ["prod"]},
     ]  # fmt: skip

@@ -175,7 +175,7 @@ def test_of_the_platforms_limit_a_tenant_reads_only_that_it_binds(server: Server
         for key in keys:
             denied = complete(server, key)
             assert (denied.status_code, denied.json()["error"]["code"]) == (429, "insufficient_quota")
-            assert "all its tenants together" in denied.json()["error"]["message"]
+            assert "all tenants together" in denied.json()["error"]["message"]
             assert "15" not in denied.text
         # A short request is not bound.
         assert complete(server, keys[1], max_tokens=3).status_code == 200

@@ -183,7 +183,7 @@ def test_a_wait_longer_than_allowed_is_refused_with_every_tiers_quote_and_nothin
         before = rows(narrow)
         answer = client.post("/v1/completions", json=SHORT, headers={"X-Fairgate-Max-Wait-S": "0.1"})
         error = refused(answer, "X-Fairgate-Max-Wait-S")
-        assert "allows 0.1 s; nothing was held or charged" in error["message"]
+        assert "allows 0.1 s. Nothing was held or charged" in error["message"]
         assert [each["tier"] for each in error["quotes"]] == ["interactive", "standard", "batch"]
         assert float(answer.headers["x-fairgate-estimate"].split("p90=")[1].split(",")[0]) > 0.1
         assert rows(narrow) == before
@@ -214,7 +214,7 @@ def test_what_could_cost_more_than_allowed_is_refused_and_its_quotes_can_be_rede
         )
         error = refused(answer, "X-Fairgate-Max-Cost-Usd")
         assert error["message"].startswith(
-            "The request may cost 0.0000017 USD, and 'X-Fairgate-Max-Cost-Usd' allows"
+            "The request may cost 0.0000017 USD, but 'X-Fairgate-Max-Cost-Usd' allows"
         )
         assert rows(narrow) == before
         flex = error["quotes"][2]

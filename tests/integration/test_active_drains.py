@@ -139,7 +139,7 @@ async def test_drains_are_bounded_and_a_reason_too(
         await admin.drains.drain(ACTOR, pool, "left", ReplicaDrain())
     with pytest.raises(Invalid) as refused:
         await admin.drains.drain(ACTOR, "more", "left", ReplicaDrain())
-    assert (refused.value.field, "resume those that are gone" in str(refused.value)) == ("replica", True)
+    assert (refused.value.field, "resume the ones that are gone" in str(refused.value)) == ("replica", True)
     await admin.drains.drain(ACTOR, "mini", "left", ReplicaDrain(reason="again"))
     assert len(await audited(admin)) == 3
 

@@ -76,7 +76,7 @@ async def test_an_ended_session_leads_to_the_log_in_and_back_to_what_was_typed(h
             assert f'name="{name}" type="password" value=""' in asked.text
         sent = await browser.http.post(path, data=kept)
         assert sent.status_code < 500, sent.text
-        assert "This form cannot be taken" not in sent.text
+        assert "This form was not accepted" not in sent.text
         assert sent.headers.get("location", "").partition("?")[0] != "/console/log-in"
     assert await house.admin.tenants.all() == []
 

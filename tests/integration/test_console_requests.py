@@ -140,7 +140,7 @@ async def test_ended_requests_are_listed_in_pages_with_their_filters(pages: Page
     assert "req_25#miss-ttft" in of_one
     assert "ttft: scheduling" in of_one
     nonsense = await pages.get("/console/requests?cursor=nonsense", status=400)
-    assert "Cursor: is not one of this list" in cells(nonsense)
+    assert "Cursor: does not belong to this list" in cells(nonsense)
     none = await pages.get("/console/requests?from=2031-01-01")
     assert "No request has ended" in none
 
@@ -205,7 +205,7 @@ async def test_members_see_their_tenants_alone(pages: Pages) -> None:
     assert theirs.isdisjoint(others)
     for path in ("requests?tenant=t1", "requests/new?tenant=t1", "refusals?tenant=t1", "slo?tenant=t1",
                  "slo/misses?tenant=ten_1", "requests?tenant=nowhere"):  # fmt: skip
-        assert "There is no such page" in await pages.get(f"/console/{path}", "cy", 404)
+        assert "Page not found" in await pages.get(f"/console/{path}", "cy", 404)
     mine, foreign = sorted(others)[0], sorted(theirs)[0]
     assert mine in await pages.get(f"/console/requests/{mine}", "cy")
     trace = f'href="https://traces.example.com/?id={mine}"'

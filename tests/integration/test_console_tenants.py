@@ -165,7 +165,7 @@ async def test_a_member_helps_himself_below_the_own_tenant_and_nowhere_else(hous
         "/console/tenants/no-such",
     ):
         page = await member.get(path)
-        assert (page.status_code, "There is no such page" in page.text) == (404, True), path
+        assert (page.status_code, "Page not found" in page.text) == (404, True), path
     assert (await member.get("/console/tenants/acme/change")).status_code == 403
 
     keys = "/console/tenants/acme/keys"

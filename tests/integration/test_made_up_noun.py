@@ -120,7 +120,7 @@ async def test_its_pages(sqlite_url: str, tmp_path: Path) -> None:
         late = await browser.http.post(
             remove, data={"form_token": await browser.token(remove), "etag": "0" * 16}
         )
-        assert (late.status_code, "changed since you opened this page" in late.text) == (412, True)
+        assert (late.status_code, "changed after you opened this page" in late.text) == (412, True)
         tag = re.findall(r'name="etag" value="([^"]+)"', (await browser.get(remove)).text)[-1]
         assert (await browser.send(remove, etag=tag)).status_code == 303
         assert "There is none" in (await browser.get("/console/rooms")).text

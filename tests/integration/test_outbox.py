@@ -294,9 +294,9 @@ async def test_who_is_told_of_what(
     of_all = await add(admin, receiver)
     some = await add(admin, receiver, subjects=["limit.soft", "audit.checkpoint"])
     of_tenant = await add(admin, receiver, tenant="acme")
-    with pytest.raises(Invalid, match=r"subjects: 'replica\.down' is none; those of a tenant"):
+    with pytest.raises(Invalid, match=r"subjects: 'replica\.down' is not one of"):
         await add(admin, receiver, tenant="acme", subjects=["replica.down"])
-    with pytest.raises(Invalid, match="is none; those there are"):
+    with pytest.raises(Invalid, match="is not one of"):
         await add(admin, receiver, subjects=["nothing"])
 
     async def told(subject: str, tenant_id: str) -> set[str]:
@@ -317,7 +317,7 @@ async def test_who_is_told_of_what(
         await admin.webhooks.remove(WHO, of_all.webhook_id, members)
     for _ in range(webhooks.MAX_OF_A_TENANT - 1):
         await add(admin, receiver, tenant="acme")
-    with pytest.raises(Invalid, match=r"tenant acme has 5, which is the most"):
+    with pytest.raises(Invalid, match=r"tenant acme has 5, the limit"):
         await add(admin, receiver, tenant="acme")
 
 
@@ -366,9 +366,9 @@ async def test_the_line_of_a_webhook_and_the_size_of_an_event_are_bounded(
     await put(database, clock, *(["ten_1"] * (MAX_PENDING + 2)))
     counts = (await admin.webhooks.count_deliveries([webhook.webhook_id]))[webhook.webhook_id]
     assert counts == {"pending": MAX_PENDING, "dead": 2}
-    with pytest.raises(Invalid, match="which is the most"):
+    with pytest.raises(Invalid, match="the limit"):
         await admin.webhooks.test(WHO, webhook.webhook_id)
-    with pytest.raises(Invalid, match="which is the most"):
+    with pytest.raises(Invalid, match="the limit"):
         await admin.webhooks.resend(WHO, webhook.webhook_id, DeliveryAgain())
     large = OutboxEvent("slo.burn", "ten_1", {"summary": "s", "evidence": {"x": "y" * MAX_BODY_BYTES}})
     [row] = await database.write(lambda one: outbox.put(one, [large], 0, only=webhook.webhook_id))

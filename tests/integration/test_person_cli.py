@@ -73,7 +73,7 @@ def test_a_link_begins_with_the_address_of_the_setting(
         (["invite", "ada", "--role", "root"], 2, "'owner', 'operator', 'auditor', 'member'"),
         (["invite", "two words", "--role", "owner"], 1, "name: use 1 to 120"),
         (["invite", "ada", "--role", "member"], 1, "tenants: a member needs 1 to 100"),
-        (["invite", "ada", "--role", "owner", "--tenant", "acme"], 1, "tenants: are a member's alone"),
+        (["invite", "ada", "--role", "owner", "--tenant", "acme"], 1, "tenants: only a member has tenants"),
         (["suspend", "unknown"], 1, "no such person: 'unknown'"),
         (["sessions", "unknown"], 1, "no such person: 'unknown'"),
         (["end-session", "ses_unknown"], 1, "no such session: 'ses_unknown'"),

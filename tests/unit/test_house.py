@@ -1,4 +1,4 @@
-"""House rules that no linter knows: first docstring lines, class names, sizes of folders."""
+"""House rules that no linter knows: first docstring lines, class names, sizes of folders, words."""
 
 from __future__ import annotations
 
@@ -13,6 +13,17 @@ MOST_FILES = 16
 ONE_FILE_A_POLICY = "engine/scheduling/order"
 SAME_NAME: dict[str, str] = {}
 """Class names that two modules may share, each with the reason."""
+NEVER_SAID = (
+    "by itself",
+    "by themselves",
+    "look again",
+    "those that have",
+    "which is the most",
+    "go together",
+)
+"""Phrases of the word list in CONTRIBUTING.md that are wrong wherever users read them."""
+SAID = ("README.md", "docs/*.md")
+"""The texts that are read for them."""
 
 
 @cache
@@ -45,3 +56,10 @@ def test_a_folder_can_be_read_at_a_glance() -> None:
         Path(path).parent.as_posix() for path, _ in modules() if not path.endswith("__init__.py")
     )
     assert {name: n for name, n in folders.items() if n > MOST_FILES and name != ONE_FILE_A_POLICY} == {}
+
+
+def test_what_users_read_has_none_of_the_phrases_that_are_always_wrong() -> None:
+    texts = {path: " ".join(path.read_text().lower().split()) for name in SAID for path in ROOT.glob(name)}
+    assert len(texts) > 20, "the texts were not found"
+    found = [f"{path.name}: {said}" for path, text in texts.items() for said in NEVER_SAID if said in text]
+    assert found == []

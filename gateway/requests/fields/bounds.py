@@ -39,7 +39,7 @@ def require_bounded(name: str, value: object) -> None:
             )
         if values + len(pending) > MAX_FIELD_VALUES:
             raise errors.bad_request(
-                f"'{name}' holds more than {MAX_FIELD_VALUES} values, the most that is passed on. Send less.",
+                f"'{name}' holds more than {MAX_FIELD_VALUES} values, the limit. Send fewer.",
                 name,
             )
         if characters > MAX_FIELD_CHARACTERS:

@@ -27,24 +27,26 @@ class VersusLine:
 LINES = (
     VersusLine(
         "flood_ratio",
-        "a quiet tenant's first token (p99) beside a flood of 32:1, over its own alone",
-        *("1", ".1f", "First token (p99) beside a flood, over alone"),
+        "How much slower a quiet tenant gets when another floods (1 = not at all)",
+        *("1", ".1f", "Slowdown of a quiet tenant beside a flood"),
     ),
     VersusLine(
-        "weights_ratio", "tokens of two tenants of weights 1 and 3", *("3", ".2f", "Tokens by weight, 1:3")
+        "weights_ratio",
+        "How many times more tokens weight 3 gets than weight 1",
+        *("3", ".2f", "Tokens of weight 3 for each of weight 1"),
     ),
     VersusLine(
         "overshoot_tokens",
-        "tokens over a hard limit, 50 requests at once, twice",
-        *("0", ",.0f", "Tokens over a hard limit"),
+        "Tokens beyond a hard limit, 50 requests at once",
+        *("0", ",.0f", "Tokens beyond a hard limit"),
     ),
     VersusLine(
         "uncharged_tokens",
-        "tokens delivered and on no bill after `kill -9` of the gateway under 8 streams",
-        *("0", ",.0f", "Tokens delivered, on no bill after kill -9"),
+        "Tokens delivered but never billed when the gateway is killed (`kill -9`)",
+        *("0", ",.0f", "Tokens delivered but never billed (kill -9)"),
     ),
 )
-WHY = "says why a request waited"
+WHY = "Says why a request waited"
 
 
 def busy_share(first: CoreUse, last: CoreUse) -> float:

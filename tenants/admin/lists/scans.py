@@ -37,5 +37,5 @@ def between(at_us: ColumnElement[int], since: str | None, until: str | None) -> 
     bounds = (("from", since), ("to", until))
     instants = {name: to_us(checks.instant(name, text)) for name, text in bounds if text is not None}
     if len(instants) == 2 and instants["from"] >= instants["to"]:
-        raise Invalid("from", "must lie before 'to': as it is, nothing can match")
+        raise Invalid("from", "must be before 'to'")
     return [at_us >= value if name == "from" else at_us < value for name, value in instants.items()]

@@ -66,7 +66,7 @@ class DrainActs(AdminActs):
             if before is None and queries.count(connection, tables.drains) >= MAX_DRAINS:
                 raise Invalid(
                     "replica",
-                    f"{MAX_DRAINS} replicas are drained, which is the most: resume those that are gone",
+                    f"the limit of {MAX_DRAINS} drained replicas is reached: resume the ones that are gone",
                 )
             since_us = now_us if before is None else before.since_us
             after = Drain(pool, replica, since_us, by, reason)

@@ -137,7 +137,7 @@ def _conditions(connection: Connection, query: AuditQuery) -> tuple[Conditions, 
     bounds = (("since", query.since), ("until", query.until))
     at_us = {name: to_us(checks.instant(name, text)) for name, text in bounds if text is not None}
     if len(at_us) == 2 and at_us["since"] >= at_us["until"]:
-        raise Invalid("since", "must lie before until: as it is, no row can match")
+        raise Invalid("since", "must be before 'until'")
     if "since" in at_us:
         rest.append(audit.c.at_us >= at_us["since"])
         before = select(audit.c.seq).where(audit.c.at_us < at_us["since"] - MOST_SKEW_US)

@@ -160,7 +160,7 @@ def test_what_was_charged_is_never_tried_again_by_itself() -> None:
 def test_more_than_may_wait_for_a_thread_is_refused_for_a_moment() -> None:
     of_tenant = as_api_error(TooManyWaiting(512, of_tenant=True), "r")
     assert (of_tenant.status, of_tenant.code) == (429, "tenant_queue_full")
-    assert "512 requests of this tenant wait to be read" in of_tenant.message
+    assert "512 requests of this tenant are waiting to be read" in of_tenant.message
     in_all = as_api_error(TooManyWaiting(2048, of_tenant=False), "r")
     assert (in_all.status, in_all.code) == (503, "queue_full")
     assert sdk_tries_again(of_tenant)
@@ -235,7 +235,7 @@ def test_a_budget_with_something_left_is_not_spent_and_says_what_fits() -> None:
 
     assert "is spent" in said(0, 0)
     assert "is spent" not in said(30, 20)
-    assert "available 30, requested 80. What is left suffices for max_tokens of at most 20." in said(30, 20)
+    assert "available 30, requested 80. With max_tokens of at most 20 it would fit." in said(30, 20)
     assert "at most 20" in said(30, 20, wanted=800), "also where the request is larger than the limit"
     assert "shorten the prompt" in said(30, 0)
     assert "is spent" not in said(30, None)
@@ -273,7 +273,7 @@ def test_of_a_platforms_limit_a_tenant_reads_only_that_it_binds_and_when_to_come
 def test_a_limit_of_zero_says_that_nothing_passes_and_when_it_resets(closed: Limit) -> None:
     error = budget_denied(Denied(closed, 1, 0, None, (state(closed, 0, 6.2),)))
 
-    assert "is 0: nothing passes, however small. Nothing was charged. It resets in 7s." in error.message
+    assert "is 0, so every request is refused. Nothing was charged. It resets in 7s." in error.message
     assert "smaller request" not in error.message
     assert "max_tokens" not in error.message
     headers = error.all_headers()

@@ -15,7 +15,7 @@ from gateway.console.return_path import LOG_IN, LOG_OUT, START, safe
 from gateway.http.asgi import Request, headers_of
 from gateway.routes.context import gateway_of
 
-REFUSED = "Name and password do not go together."
+REFUSED = "Wrong name or password."
 
 
 @page(LOG_IN, act=None)

@@ -51,12 +51,12 @@ FIELDS = ("name", "tenants", "password")
         (Invalid("person", "is the last owner."), 422, {WHOLE_FORM: "Is the last owner."}),
         (NotFound("tenant", "acme"), 422, {"tenants": "No such tenant: 'acme'."}),
         (NotFound("person", "psn_1"), 422, {WHOLE_FORM: "No such person: 'psn_1'."}),
-        (AlreadyExists("person", "bo"), 409, {"name": "There is a person called 'bo' already."}),
-        (LogInRefused(), 403, {"password": "This is not your password."}),
+        (AlreadyExists("person", "bo"), 409, {"name": "Person 'bo' already exists."}),
+        (LogInRefused(), 403, {"password": "Wrong password."}),
         (
             TooManyLogIns(1.2),
             429,
-            {WHOLE_FORM: "Too many passwords were tried. Wait 2 s; none is looked at before."},
+            {WHOLE_FORM: "Too many attempts. Try again in 2 s."},
         ),
     ],
 )

@@ -67,10 +67,10 @@ def test_what_a_client_allows_is_compared_with_the_told_p90_and_with_the_most_it
     assert wait is not None
     assert (wait.status, wait.code, wait.param) == (409, "estimate_exceeds", "X-Fairgate-Max-Wait-S")
     assert wait.should_retry is False
-    assert "may wait 9.000 s for its turn (p90), and 'X-Fairgate-Max-Wait-S' allows 8.9 s" in wait.message
+    assert "may wait 9.000 s for its turn (p90), but 'X-Fairgate-Max-Wait-S' allows 8.9 s" in wait.message
     cost = bounded(max_cost_nanousd=12_999)
     assert cost is not None
-    assert "may cost 0.000013 USD, and 'X-Fairgate-Max-Cost-Usd' allows 0.000012999 USD" in cost.message
+    assert "may cost 0.000013 USD, but 'X-Fairgate-Max-Cost-Usd' allows 0.000012999 USD" in cost.message
 
 
 def test_a_wait_that_nothing_is_known_of_is_not_within_any_bound() -> None:
@@ -85,8 +85,8 @@ def test_a_target_refuses_who_would_miss_it_and_says_when_to_come_again() -> Non
     assert (error.status, error.code, error.retry_after_s) == (503, "target_unreachable", 8.0)
     assert error.should_retry
     assert REFUSED[-1] == ("ten_1", Tier.STANDARD, "ttft")
-    assert "first token may be there only after 10.0 s (p90), and its target is 2 s" in error.message
-    assert "answer may be there only after 20.0 s" in refused(gate(e2e=8.0)).message
+    assert "first token may take 10.0 s (p90), and its target is 2 s" in error.message
+    assert "answer may take 20.0 s" in refused(gate(e2e=8.0)).message
     assert REFUSED[-1] == ("ten_1", Tier.STANDARD, "e2e")
     gate(ttft=10.0, e2e=20.0).check(CALL, EXPECTED, 100.0)
     gate(tpot=0.01).check(CALL, EXPECTED, 100.0)

@@ -77,7 +77,7 @@ def test_the_table_shows_a_spread_only_where_rounds_differ() -> None:
     assert lines[0] == "|  | peer | ours | ideal |"
     assert lines[2].endswith("| 35.0 (30.0 to 40.0) | 1.2 | 1 |")
     assert lines[5].endswith("| 1,500 | 1,500 | 0 |")
-    assert lines[6] == "| says why a request waited | no | yes | yes |"
+    assert lines[6] == "| Says why a request waited | no | yes | yes |"
     assert len(lines) == 7
 
 

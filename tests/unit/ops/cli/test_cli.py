@@ -216,7 +216,7 @@ def test_an_override_from_the_command_line(data_dir: str) -> None:
         "limit", "override", id_, "--amount", "1", "--until", "2020-01-01T00:00:00Z", "--reason", "r", *at[:2]
     )
     assert past.exit_code == 1
-    assert "until: has passed already" in past.stderr
+    assert "until: has already passed" in past.stderr
 
 
 def test_prices_from_the_command_line(data_dir: str) -> None:
@@ -431,7 +431,7 @@ def test_projects_and_acts_without_a_server(data_dir: str, tmp_path: Path) -> No
     answer_of("tenant", "create", "acme", *at, "--json")
     answer_of("project", "create", "chatbot", "--tenant", "acme", *at, "--json")
     assert (
-        "there is a project called 'chatbot' already"
+        "project 'chatbot' already exists"
         in run_command("project", "create", "chatbot", "--tenant", "acme", *at).output
     )
     assert (

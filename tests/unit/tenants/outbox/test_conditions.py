@@ -45,7 +45,7 @@ def test_a_burning_budget_is_an_alert_of_each_window_with_its_severity() -> None
         (alert.severity, "ten_1") for alert in ALERTS
     ]
     assert len({each.key for each in found}) == len(ALERTS)
-    assert found[0].summary == "standard ttft: the error budget burns 20.0 times as fast as it may, over 1 h"
+    assert found[0].summary == "standard ttft: error budget burning 20.0x too fast (last 1 h)"
     assert found[0].page == "/console/slo?tenant=ten_1&tier=standard"
     assert found[0].evidence["missed"] == 100
 
