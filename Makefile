@@ -63,7 +63,7 @@ $(STAMP_TEST): $(STAMP_DEMO) constraints-test.txt
 
 install: $(STAMP_DEMO) ## create .venv and install the gateway and the engine
 
-demo: $(STAMP_DEMO) ## 27 tenants, a real trace, a live table, a report; stays up until Ctrl-C
+demo: $(STAMP_DEMO) ## 5 minutes: 27 tenants, a real trace, a live table, a report; stays up until Ctrl-C
 	$(BIN)/fairgate demo $(DEMO_ARGS)
 
 serve: $(STAMP_DEMO) ## serve the model that ships with the project (SERVE_ARGS="--port 8000 ...")

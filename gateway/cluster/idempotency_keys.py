@@ -144,7 +144,7 @@ class IdempotencyKeys:
         except AnswersTooLarge as error:
             raise errors.rate_limited(
                 f"Answers of {error.most_bytes} bytes (compressed) are kept under this tenant's idempotency"
-                " keys, the most that are (setting gateway.idempotent_bytes). They expire after"
+                " keys, the limit (setting gateway.idempotent_bytes). They expire after"
                 f" {self._deps.config.idempotency_ttl_s:g} s; without 'Idempotency-Key' the request is run.",
                 "requests",
                 TOO_MANY_RETRY_S,

@@ -366,7 +366,7 @@ async def test_a_member_has_tenants_and_no_other_role_does(site: Site) -> None:
     for wanted, says in [
         (PersonInvite(name="m", role="member"), "needs 1 to 100 tenants"),
         (PersonInvite(name="m", role="member", tenants=[]), "needs 1 to 100 tenants"),
-        (PersonInvite(name="m", role="auditor", tenants=["acme"]), "a member's alone"),
+        (PersonInvite(name="m", role="auditor", tenants=["acme"]), "only a member has tenants"),
         (PersonInvite(name="m", role="root"), "role"),
         (PersonInvite(name="two words", role="owner"), "without spaces"),
     ]:

@@ -44,7 +44,6 @@ def require_bounded(name: str, value: object) -> None:
             )
         if characters > MAX_FIELD_CHARACTERS:
             raise errors.bad_request(
-                f"'{name}' holds more than {MAX_FIELD_CHARACTERS} characters, the most that is passed on."
-                " Shorten it.",
+                f"'{name}' holds more than {MAX_FIELD_CHARACTERS} characters, the limit. Shorten it.",
                 name,
             )

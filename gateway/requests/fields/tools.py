@@ -157,7 +157,7 @@ def _require_listed(names: Sequence[object], tools: Sequence[dict[str, Any]], pa
         listed = ", ".join(f"'{str(name)[:MOST_CHARACTERS]}'" for name in known[:MOST_NAMED])
         more = f" and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
         raise errors.bad_request(
-            f"'{path}' names '{str(strange[0])[:MOST_CHARACTERS]}', which is none of 'tools'"
+            f"'{path}' names '{str(strange[0])[:MOST_CHARACTERS]}', which is not one of 'tools'"
             f" ({listed}{more}): name one of them.",
             path,
         )

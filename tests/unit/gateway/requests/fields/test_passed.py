@@ -145,7 +145,7 @@ def test_only_what_the_server_renders_makes_a_prompt_uncountable() -> None:
         (
             {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}},
             "tool_choice",
-            "names 'other', which is none of 'tools' (",
+            "names 'other', which is not one of 'tools' (",
         ),
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice", "one of the tools"),
         ({"response_format": {"type": "yaml"}}, "response_format.type", "json_schema"),
