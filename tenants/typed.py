@@ -21,7 +21,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "bn": 10**9}
 SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _AGO = re.compile(r"([0-9]{1,9})([smhdw])(?:\s+ago)?")
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?([smhdw])")
-_DAYS = {"today": 0, "yesterday": 1}
+DAYS = {"today": 0, "yesterday": 1}
 
 
 def number_typed(text: str, hundred: int = 0) -> Decimal | None:
@@ -83,9 +83,9 @@ def instant_typed(text: str, now: datetime) -> datetime | None:
             return now - timedelta(seconds=int(ago[1]) * SECONDS[ago[2]]) if int(ago[1]) else None
         except OverflowError:
             return None
-    if text.lower() in _DAYS:
+    if text.lower() in DAYS:
         day = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-        return day - timedelta(days=_DAYS[text.lower()])
+        return day - timedelta(days=DAYS[text.lower()])
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
