@@ -57,8 +57,8 @@ SLOS = Resource(
     empty=("No targets", "Set one: each tier, or one tenant in a tier, may have one for each metric."),
     is_whole=True,
     shown=(
-        Shown("id", "Id"),
-        Shown("tenant", "Binds", Form.TENANT, missing="every tenant"),
+        Shown("id", "Id", on_page=False),
+        Shown("tenant", "Tenant", Form.TENANT, missing="every tenant"),
         Shown("tier", "Tier"),
         Shown("metric", "Metric"),
         Shown("target_s", "Within", Form.SECONDS),

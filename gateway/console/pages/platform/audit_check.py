@@ -16,9 +16,10 @@ PATH = "/console/audit/verify"
 
 @page(PATH, act=Act.READ_PLATFORM)
 async def verify_page(request: Request) -> Response[str]:
-    """Those who ask at the same time share one check; other sites' links start none."""
+    """With `run` a check, shared by those who ask at the same time; other sites' links start none."""
     from_here = headers_of(request.scope).get("sec-fetch-site", "none") in OWN_PAGES
-    verdict = await gateway_of(request).audit.check() if from_here and request.method == "GET" else None
+    runs = "run" in request.query_params and from_here and request.method == "GET"
+    verdict = await gateway_of(request).audit.check() if runs else None
     return page_response("platform/audit_check.html", visit_of(request), verdict=verdict)
 
 

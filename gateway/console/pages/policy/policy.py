@@ -12,7 +12,7 @@ from gateway.console.access import form, page, visit_of
 from gateway.console.form_errors import FormProblem, problem_of
 from gateway.console.forms import typed_fields
 from gateway.console.pages.policy import what_if_form
-from gateway.console.pages.policy.policy_words import SAYS, knobs, words_of
+from gateway.console.pages.policy.policy_words import KNOB_UNITS, SAYS, knobs, words_of
 from gateway.console.pages.policy.what_if_report import otherwise_of, progress_words
 from gateway.console.rendering import page_response, redirect
 from gateway.domain.what_if import WhatIf, WhatIfBusy
@@ -85,6 +85,7 @@ def knobs_of(controls: Mapping[str, Mapping[str, Any]]) -> list[Row]:
             "knob": knob.replace("_", " "),
             "value": value,
             "rest": control.get("rests", {}).get(knob),
+            "unit": KNOB_UNITS.get(knob, ""),
         }
         for model, control in controls.items()
         if control["mode"] != ControlMode.OFF.value

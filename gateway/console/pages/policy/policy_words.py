@@ -40,6 +40,22 @@ _OTHER_UNITS = {
     "slots": "tokens a step",
     "max_displacements": "times",
 }
+KNOB_UNITS = {
+    "admission": "times the expected time; 0: off",
+    "batch_cap": "share of an engine's requests",
+    "token_budget": "share of a step's tokens",
+    "lookahead": "requests",
+    "ageing": "times the set times",
+    "early_refusal": "times the expected wait",
+    "batch_share": "share of an engine",
+    "reserve_quantile": "quantile of the output",
+    "prefix_weight": "weight",
+    "quota": "share of the way to the ceiling",
+    "slots": "share of an engine's requests",
+    "partial_prefills": "prompts",
+    "long_share": "share of an engine",
+    "reserve_permille": "thousandths of the output",
+}
 
 
 def unit_of(option: str) -> str:

@@ -243,6 +243,6 @@ def test_knobs_of_a_loop_that_is_off_are_not_shown() -> None:
     shared = control("acting", rests={"batch_cap": 1.0}, holder="gw_2")
     controls = {"a": control("off"), "b": control("advice"), "c": shared}
     assert [tuple(row.values()) for row in policy.knobs_of(controls)] == [
-        ("b", "advice", "batch cap", 0.5, None),
-        ("c", "acting", "batch cap", 0.5, 1.0),
+        ("b", "advice", "batch cap", 0.5, None, "share of an engine's requests"),
+        ("c", "acting", "batch cap", 0.5, 1.0, "share of an engine's requests"),
     ]
