@@ -18,7 +18,7 @@ from tenants.admin.platform.brakes import Brake
 @click.option("--tier", help="Tier to brake: standard or batch.")
 @click.option(
     "--share",
-    type=Number(float, 0, 1, low_open=True, hundred=1),
+    type=Number(float, hundred=1),
     help="Most that it may use of places, KV cache and step tokens: 0.1 or 10%.",
 )
 @click.option("--for", "for_s", type=Duration(), help="How long: 30m, at most 24h.")
