@@ -79,7 +79,7 @@ class Observation:
     """A request of a tier above batch waits, or one of batch that has waited as long as those count."""
 
 
-NO_REASON = "nothing speaks for it any more"
+NO_REASON = "no longer needed"
 
 
 @dataclass(frozen=True, slots=True)

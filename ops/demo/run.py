@@ -113,7 +113,7 @@ async def _run(options: DemoOptions, data_dir: Path, console: Console) -> int:
     model = (options.model or SHIPPED_MODEL).absolute()
     console.print(
         "Fairgate demo, 3 to 5 minutes: 27 tenants send a recorded trace to a small model on this machine. A"
-        " live table\nshows who waits and who is served; a report then shows whether all got their fair share."
+        " live table\nshows who waits and who is served; then a report shows if all got their fair share."
     )
     console.print(f"Starting in {data_dir} …")
     # What is scarce must be the engine, on a fast machine as on one with other work to do.

@@ -224,7 +224,7 @@ async def _run(
         loop.add_signal_handler(signal.SIGUSR1, _switch_debug, settings)
         loop.add_signal_handler(signal.SIGUSR2, _switch_estimates, running)
         if settings.engine.serve and running.gateway.deps.members is None:
-            log.info("the engine is loading %s", settings.model)
+            log.info("loading the model %s: half a minute or more", settings.model)
         await _unless(stopping, running.supervisor.ready(MODEL_LOAD_S))
         front = HttpFront(
             ConnectionTable(limits.connections),

@@ -114,7 +114,11 @@ def test_it_is_set_and_ended_over_http_also_for_two_tiers(wide: Server) -> None:
             "share: is 1.5, and must be above 0",
         ),
         (("--tier", "batch", "--share", "0", "--for", "5m"), 1, "one request of a braked tier may always"),
-        (("--tier", "batch", "--share", "nan", "--for", "5m"), 1, "share: must be a number above 0"),
+        (
+            ("--tier", "batch", "--share", "nan", "--for", "5m"),
+            2,
+            "'nan' is not a number, such as 12.5 or 50 %",
+        ),
         (("--tier", "batch", "--share", "0.1"), 2, "a brake needs an end: give --for, such as --for 30m"),
         (("--tier", "batch", "--share", "0.1", "--for", "2d"), 1, "for_s: must be 1 to 86400 seconds (24 ho"),
         (("--tier", "interactive", "--share", "0.1", "--for", "5m"), 1, "interactive is never braked: bound"),

@@ -362,7 +362,7 @@ async def test_a_recording_that_does_not_say_what_served_is_refused_by_name_unle
         ((*NINE_TO_TEN, "--of-model", "huge"), "no request of model 'huge'", 1),
         ((*NINE_TO_TEN, *SMALL, "--tenant", "nobody"), "no request of tenant 'nobody'", 1),
         (("--last", "1m"), "no answer was recorded in that time", 1),
-        (("--from", "2026-03-02T10:00", "--to", "2026-03-02T09:00"), "--from must lie before --to", 2),
+        (("--from", "2026-03-02T10:00", "--to", "2026-03-02T09:00"), "--since must lie before --until", 2),
         ((*NINE_TO_TEN, *SMALL, "--policy", "best"), "no policy 'best'", 2),
         ((*NINE_TO_TEN, *SMALL, "--speed", "0"), "speed must be above 0", 2),
         ((*NINE_TO_TEN, *SMALL, "--weight", "acme"), "--weight 'acme' is not TENANT=WEIGHT", 2),

@@ -14,26 +14,20 @@ from tenants.admin.commands import BrakeEnd, BrakeSet
 from tenants.admin.platform.brakes import Brake
 
 
-def _no_tenant(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        raise click.UsageError(
-            "A brake holds a tier; to slow one tenant: fairgate limit set --tenant"
-            f" {shlex.quote(value)} --meter concurrency --amount 2"
-        )
-
-
 @click.command(cls=Command)
 @click.option("--tier", help="Tier to brake: standard or batch.")
 @click.option(
     "--share",
-    type=Number(float, 0, 1, low_open=True, hundred=1),
+    type=Number(float, hundred=1),
     help="Most that it may use of places, KV cache and step tokens: 0.1 or 10%.",
 )
 @click.option("--for", "for_s", type=Duration(), help="How long: 30m, at most 24h.")
 @click.option("--reason", default="", help="Why; shown with the brake and in the audit.")
 @click.option("--clear", is_flag=True, help="End the tier's brake now.")
-@click.option("--tenant", hidden=True, expose_value=False, callback=_no_tenant)
-def brake(tier: str | None, share: float | None, for_s: float | None, reason: str, clear: bool) -> None:
+@click.option("--tenant", hidden=True)
+def brake(
+    tier: str | None, share: float | None, for_s: float | None, reason: str, clear: bool, tenant: str | None
+) -> None:
     """Limits a tier to a share of every engine for a while.
 
     \b
@@ -53,6 +47,11 @@ def brake(tier: str | None, share: float | None, for_s: float | None, reason: st
       {"tier": "batch", "share": 0.1, "until": "2026-01-31T18:30:00+00:00", "by": "cli:root",
        "reason": "night job"}
     """
+    if tenant is not None:
+        raise click.UsageError(
+            "A brake holds a tier; to slow one tenant:"
+            f" fairgate limit set --tenant {shlex.quote(tenant)} --meter concurrency --amount 2"
+        )
     if clear:
         if tier is None or share is not None or for_s is not None:
             raise click.UsageError("--clear takes --tier and neither --share nor --for")

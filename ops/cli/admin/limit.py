@@ -80,7 +80,7 @@ TWO_OPTIONS = {
         click.Option(
             ["--amount"],
             type=Number(int, 0),
-            help="Size of the window, or the concurrency, in the meter's unit: 1,000,000 or 1m. 0 refuses all.",
+            help="Size of the window, or the concurrency, in the meter's unit. 0 refuses all.",
         ),
         click.Option(["--burst"], type=Number(int, 1), help="Size of the bucket that --rate refills."),
     ),

@@ -8,27 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gateway.console.formats import money
 from ops.cli.administer import actor, administer
 from ops.cli.base import answer, group, opened
 from ops.cli.options import OUTPUT, Number
-from ops.cli.resource_commands import again, options_of
+from ops.cli.resource_commands import again, cells, options_of
 from ops.reporting import table
 from tenants.resources.reading import query_of
 from tenants.resources.records.usage import UsageAsked, UsageFile, shown_usage
 from tenants.resources.records.usage_export import export_usage
+from tenants.resources.shown import Form, Shown
 
 if TYPE_CHECKING:
     from tenants.admin.admin import Admin
 
+TOKENS = ("input_tokens", "cached_tokens", "output_tokens")
 SHOWN = (
-    "requests",
-    "input_tokens",
-    "cached_tokens",
-    "output_tokens",
-    "cost_nanousd",
-    "credit_nanousd",
-    "gpu_ms",
+    *(Shown(name, name.replace("_", " "), Form.NUMBER) for name in ("requests", *TOKENS)),
+    Shown("cost_nanousd", "cost", Form.MONEY),
+    Shown("credit_nanousd", "credit", Form.MONEY),
+    Shown("gpu_ms", "GPU ms", Form.NUMBER),
 )
 """Amounts in the table, money in dollars; the JSON has all, money in nano-dollars."""
 _NAMES = {"tenant_id": "tenant", "project_id": "project", "key_id": "key_name"}
@@ -74,13 +72,13 @@ def show(limit: int, cursor: str | None, **given: Any) -> None:
         groups = [name for name in (rows[0] if rows else {}) if _is_group(name)]
         table(
             "windows",
-            ("from", "to", *(name.removesuffix("_id") for name in groups), *map(_heading, SHOWN)),
+            ("from", "to", *(name.removesuffix("_id") for name in groups), *(one.label for one in SHOWN)),
             [
                 (
                     row["start"][:16],
                     row["end"][:16],
                     *(str(row.get(_NAMES.get(name, name)) or row[name] or "") for name in groups),
-                    *(_amount(name, row[name]) for name in SHOWN),
+                    *cells(row, SHOWN),
                 )
                 for row in rows
             ],
@@ -123,16 +121,6 @@ def export(output: Path | None, **given: Any) -> None:
 
 show.params[:0] = options_of(UsageAsked, 100)
 export.params[:0] = options_of(UsageFile, 0)
-
-
-def _heading(name: str) -> str:
-    return name.removesuffix("_nanousd").replace("gpu_ms", "GPU ms").replace("_", " ")
-
-
-def _amount(name: str, value: Any) -> str:
-    if name.endswith("_nanousd"):
-        return money(value)
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _is_group(name: str) -> bool:
@@ -191,6 +179,8 @@ def sessions(tenant: str, session: str | None, limit: int) -> None:
     """
     shown = administer(lambda admin: admin.sessions.read(tenant, session, limit=limit))
     is_list = session is None
-    names = (*(("id", "last_call_at", "calls") if is_list else ("id", "ended_at", "outcome")), *SHOWN[1:6])
-    rows = [[_amount(name, row[name]) for name in names] for row in shown["data" if is_list else "newest"]]
-    answer(shown, lambda: table("sessions" if is_list else "calls", [*map(_heading, names)], rows))
+    names = ("id", "last_call_at", "calls") if is_list else ("id", "ended_at", "outcome")
+    columns = [*(Shown(name, name.replace("_", " ")) for name in names), *SHOWN[1:6]]
+    rows = [cells(row, columns) for row in shown["data" if is_list else "newest"]]
+    labels = [one.label for one in columns]
+    answer(shown, lambda: table("sessions" if is_list else "calls", labels, rows))

@@ -46,8 +46,8 @@ UNITS = {
 def status() -> None:
     """Shows the running server on one page.
 
-    Ready or not, what waits and runs, brakes, refusals. For each model also its control loop: its mode, which gateway decides, what it changes, and its last moves
-    with their reasons (all of them: `fairgate policy moves`). `fairgate top` shows the server live.
+    Readiness, what waits and runs, brakes, refusals; of each model's control loop its mode, the gateway that
+    decides, what it changes, and its last moves with their reasons. Live: `fairgate top`.
 
     Exit code 0: the server is ready. 1: it is not (the page says whether engine, database or quota store is
     missing), or no server runs.

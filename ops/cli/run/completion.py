@@ -8,9 +8,9 @@ from click.shell_completion import get_completion_class
 from ops.cli.base import Command, answer
 
 INSTALL = {
-    "bash": 'add to ~/.bashrc:  eval "$(fairgate completion bash)"',
-    "zsh": 'add to ~/.zshrc, after compinit:  eval "$(fairgate completion zsh)"',
-    "fish": "run:  fairgate completion fish > ~/.config/fish/completions/fairgate.fish",
+    "bash": 'add to ~/.bashrc: eval "$(fairgate completion bash)"',
+    "zsh": 'add to ~/.zshrc, after compinit: eval "$(fairgate completion zsh)"',
+    "fish": "run: fairgate completion fish > ~/.config/fish/completions/fairgate.fish",
 }
 
 
@@ -20,17 +20,13 @@ def completion(shell: str) -> None:
     """Prints a script that completes commands in bash, zsh or fish.
 
     \b
-      bash: add to ~/.bashrc                eval "$(fairgate completion bash)"
-      zsh:  add to ~/.zshrc, after compinit eval "$(fairgate completion zsh)"
-      fish: fairgate completion fish > ~/.config/fish/completions/fairgate.fish
+      fairgate completion bash       the first line says how to install it
     --json answers:
-      {"shell": "bash", "install": "add to ~/.bashrc: …", "script": "…"}
+      {"install": "add to ~/.bashrc: …", "script": "…"}
     """
     kind = get_completion_class(shell)
     assert kind is not None
-    root = click.get_current_context().find_root().command
-    script = kind(root, {}, "fairgate", "_FAIRGATE_COMPLETE").source()
-    answer(
-        {"shell": shell, "install": INSTALL[shell], "script": script},
-        f"# To install, {INSTALL[shell]}\n{script}",
-    )
+    script = kind(
+        click.get_current_context().find_root().command, {}, "fairgate", "_FAIRGATE_COMPLETE"
+    ).source()
+    answer({"install": INSTALL[shell], "script": script}, f"# To install, {INSTALL[shell]}\n{script}")

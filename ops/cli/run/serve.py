@@ -93,8 +93,6 @@ def _serve(policy_option: tuple[str, ...], **flags: Any) -> None:
     named = {name.replace("__", "."): value for name, value in flags.items()}
     settings = settings_now(named | _policy_options(policy_option))
     as_json = wants_json()
-    if not as_json and settings.engine.serve:
-        click.echo(f"Loading the model {settings.served_model_name}: half a minute or more …", err=True)
     from ops.serving.serve import serve as run
 
     sys.exit(run(settings, lambda started: _announce(started, as_json=as_json)))
