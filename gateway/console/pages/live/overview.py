@@ -21,25 +21,32 @@ from gateway.pools.live_counters import FleetNow
 from gateway.routes.context import gateway_of
 from gateway.routes.views.policy_view import tenant_names
 from tenants.admin.admin import Admin
-from tenants.admin.cursor import MAX_PAGE
+from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.errors import DatabaseUnavailable
 from tenants.people.roles import Act
 from tenants.resources.reading import read_page
-from tenants.resources.records.counts import REFUSAL_COUNTS, RefusalCountQuery
-from tenants.resources.records.usage import UsageAsked, usage_page
+from tenants.resources.records.counts import REFUSAL_COUNTS, GroupedRow, RefusalCountQuery
+from tenants.resources.records.usage import UsageAsked, UsagePage, usage_page
+from tenants.slo.slo import PERIOD_DAYS, SloReport
 
 SLOW_EVERY_S = 10.0
 REFUSALS = RefusalCountQuery(window="hour", group_by="code")
 """Of the last day, in whole hours."""
 
 
+async def _read(admin: Admin, today: str) -> tuple[UsagePage, list[SloReport], Page[GroupedRow]]:
+    return (
+        await usage_page(admin, UsageAsked(since=today), limit=1),
+        await admin.slos.report(),
+        await read_page(admin, REFUSAL_COUNTS, REFUSALS, limit=MAX_PAGE),
+    )
+
+
 async def read_slow_figures(admin: Admin, earlier: SlowFigures, now_s: float) -> SlowFigures:
     """The figures at `now_s` (Unix seconds); the earlier ones if the database does not answer."""
     today = datetime.fromtimestamp(now_s, UTC).date().isoformat()
     try:
-        usage = await usage_page(admin, UsageAsked(since=today), limit=1)
-        reports = await admin.slos.report()
-        refused = await read_page(admin, REFUSAL_COUNTS, REFUSALS, limit=MAX_PAGE)
+        usage, reports, refused = await admin.in_one_snapshot(lambda opened: _read(opened, today))
     except DatabaseUnavailable:
         return earlier
     refusals: Counter[str] = Counter()
@@ -107,7 +114,11 @@ class OverviewWriter:
         if self._first is None:
             self._first = overview.tenants[:MOST_ROWS]
             self._ids = tuple(row.row_id for row in self._first)
-        return {"now": overview, "tenants": held(self._first, overview.tenants, lambda row: row.row_id)}
+        return {
+            "period_days": PERIOD_DAYS,
+            "now": overview,
+            "tenants": held(self._first, overview.tenants, lambda row: row.row_id),
+        }
 
     def text(self, overview: Overview, texts: Texts) -> str:
         """Readers with the same rows share its text."""

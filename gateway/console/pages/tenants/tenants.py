@@ -20,6 +20,7 @@ from gateway.console.pages.tenant_parts.tenant_form import (
 from gateway.console.rendering import page_response
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of, gateway_of
+from gateway.routes.views.limits_view import pressures
 from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.nouns.tenant import Tenant
 from tenants.people.roles import Act
@@ -72,11 +73,14 @@ async def _shown(
 ) -> Response[str]:
     visit, filters = visit_of(request), filters_of(request, PATH, FILTERS)
     page = await _found(request, filters, filters.cursor, MOST_SHOWN)
+    closest = await pressures(gateway_of(request), [tenant.tenant_id for tenant in page.rows])
     return page_response(
         "tenants/tenants.html",
         visit,
         problem=problem,
         tenants=page.rows,
+        # Of each tenant the limit that is closest to refusing.
+        closest={one.limit.tenant_id: one for one in reversed(closest)},
         search=filters.values["search"],
         next_page=filters.link(cursor=page.next_cursor) if page.next_cursor else "",
         first_page=filters.link() if filters.cursor is not None else "",

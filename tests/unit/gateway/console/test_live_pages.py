@@ -132,7 +132,7 @@ def test_an_overview_holds_still_escapes_names_and_says_who_does_not_answer() ->
 
 
 def waiting(*rows: WaitingNow) -> WaitingView:
-    return WaitingView(0, WaitingRequests(list(rows), len(rows) + 3, 1, 0), {"t1": "<script>"})
+    return WaitingView(0, WaitingRequests(list(rows), len(rows) + 3, 1, 0, []), {"t1": "<script>"})
 
 
 ROW = WaitingNow(
