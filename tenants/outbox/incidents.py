@@ -82,6 +82,9 @@ def evaluate(
     ):
         for chunk in queries.chunks([incident.incident_id for incident in some]):
             connection.execute(update(incidents).where(incidents.c.id.in_(chunk)).values(**values))
+    for incident, condition in changes.renewed:
+        said = {"summary": condition.summary[:MAX_SUMMARY_CHARS], "evidence": dict(condition.evidence)}
+        connection.execute(update(incidents).where(incidents.c.id == incident.incident_id).values(**said))
     told = [(incident, None) for incident in fired] + [(incident, now_us) for incident in changes.resolved]
     names = queries.names_of(
         connection, "tenant", {incident.tenant_id for incident, _ in told if incident.tenant_id}

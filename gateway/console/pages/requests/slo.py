@@ -28,8 +28,8 @@ MOST_SHOWN = 200
 
 
 def target_shown(report: SloReport, least_misses: int) -> dict[str, Any]:
-    """One tenant's requests of one tier against one target. Fewer misses than `least_misses` are no alert, and
-    no reason to call a budget overdrawn."""
+    """One tenant's requests of one tier against one target. With fewer misses than `least_misses`
+    (an alert's) no budget is called overdrawn."""
     slo, period = report.slo, report.period
     return {
         "tenant": report.tenant_name,
