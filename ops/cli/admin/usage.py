@@ -66,7 +66,10 @@ def show(limit: int, cursor: str | None, **given: Any) -> None:
 
     def text() -> None:
         rows = answered["data"]
-        groups = [name for name in (rows[0] if rows else {}) if _is_group(name)]
+        first = rows[0] if rows else {}
+        groups = [name for name in first if _is_group(name)]
+        if "project_id" in first and "tenant_id" not in first:
+            groups.insert(0, "tenant")
         table(
             "windows",
             ("from", "to", *(name.removesuffix("_id") for name in groups), *SHOWN),
