@@ -10,6 +10,7 @@ from gateway.pools.live_counters import FleetNow
 from tenants.outbox import conditions, figures, kinds, limit_conditions
 from tenants.outbox.figures import SATURATED_MINUTES, DatabaseFigures
 from tenants.outbox.transitions import Condition
+from tenants.quota import pressure
 from tenants.quota.store import LimitState, QuotaStoreUnavailable
 
 MOST_LIMITS = 2_000
@@ -32,7 +33,8 @@ class AlertFigures:
         states = await self._states(now_us)
         if states is not None:
             holding += limit_conditions.soft_limits(states, stored.soft_events, now_us)
-            holding += limit_conditions.exhaustions(states, now_us)
+            pressures = await self.deps.database.read(lambda one: pressure.read(one, states, now_us))
+            holding += limit_conditions.exhaustions(pressures, now_us)
             looked_at |= {kinds.SOFT_LIMIT.subject, kinds.EXHAUSTION.subject}
         holding += conditions.leaked_holds(self.holds_overdue())
         looked_at.add(kinds.HOLDS_LEAKED.subject)

@@ -224,14 +224,14 @@ def judge(
     """The causes of (request, metric, target) that were missed; `jobs` are all that could run meanwhile, with
     or without the missed ones. `machine` None: there is no step-time model. `serving` as in `fair_share`."""
     if machine is None:
-        return [_verdict(*miss, None) for miss in missed]
+        return [verdict_of(*miss, None) for miss in missed]
     # What ended it early must not end it in the counterfactuals, too.
     judged = {facts.job.job_id: replace(facts.job, left_s=math.inf) for facts, _, _ in missed}
     all_jobs = {job.job_id: job for job in jobs} | judged
     simulations = _Simulations(list(all_jobs.values()), machine, serving, judged)
     verdicts: dict[int, MissVerdict] = {}
     for index in sorted(range(len(missed)), key=lambda place: missed[place][0].job.arrived_s):
-        verdicts[index] = _verdict(*missed[index], simulations.seen(*missed[index]))
+        verdicts[index] = verdict_of(*missed[index], simulations.seen(*missed[index]))
     return [verdicts[index] for index in range(len(missed))]
 
 
@@ -311,7 +311,7 @@ def _per_token(first_s: float, last_s: float, job: Job) -> float | None:
     return (last_s - first_s) / further if further > 0 else None
 
 
-def _verdict(
+def verdict_of(
     facts: RequestFacts, metric: Metric, target_s: float, seen: Counterfactuals | None
 ) -> MissVerdict:
     actual_s = facts.actual_s(metric)

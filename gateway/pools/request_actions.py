@@ -133,7 +133,7 @@ class RequestActions:
             counters = counters_of(self._site, self._pools, self._metrics)
             return ActionResult(True, msgspec.to_builtins(counters))
         if ask.act == WAITING:
-            waiting = waiting_here(self._site, self._pools, ask.of_tenants, ask.tier)
+            waiting = waiting_here(self._site, self._pools, self._metrics.waits, ask.of_tenants, ask.tier)
             return ActionResult(True, msgspec.to_builtins(waiting))
         run = self._pools.find(ask.request_id)
         if run is None or ask.tenant_id not in (None, run.call.principal.tenant_id):

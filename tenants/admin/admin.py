@@ -54,6 +54,10 @@ class Admin:
     async def with_names(self, items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         return await self.transactions.with_names(items)
 
+    async def in_one_snapshot(self, reads: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
+        """As `Transactions.in_one_snapshot`: `reads` gets an `Admin` on the open snapshot."""
+        return await self.transactions.in_one_snapshot(lambda opened: reads(Admin(opened)))
+
     async def in_one_transaction(
         self,
         acts: Callable[[Admin], Coroutine[Any, Any, T]],

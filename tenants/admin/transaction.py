@@ -86,6 +86,8 @@ class Transactions:
     """Before the path of a link to the console; empty: the link is the path."""
     opened: OpenTransaction | None = None
     """The transaction that all acts share; None: each has its own."""
+    snapshot: Connection | None = None
+    """What all reads share; None: each has its own."""
 
     def __post_init__(self) -> None:
         check_pepper(self.pepper)
@@ -96,7 +98,7 @@ class Transactions:
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Raises `DatabaseUnavailable`, and what `work` raises."""
-        return await self.database.read(work)
+        return await self.database.read(work) if self.snapshot is None else work(self.snapshot)
 
     async def note(
         self,
@@ -135,6 +137,11 @@ class Transactions:
         """Items with the names of tenants, projects and keys beside their ids."""
         shown = list(items)
         return await self.read(lambda connection: names.with_names(connection, shown))
+
+    async def in_one_snapshot(self, reads: Callable[[Transactions], Coroutine[Any, Any, T]]) -> T:
+        """Several reads of the same instant, so that their sums agree. `reads` gets this object on the open
+        snapshot, and awaits only its reads. Raises `DatabaseUnavailable`."""
+        return await self.database.read(lambda connection: _run(reads(replace(self, snapshot=connection))))
 
     async def in_one_transaction(
         self,

@@ -1,7 +1,8 @@
 """Names beside ids, as the API and the command line show tenants, projects and keys.
 
 `tenant` goes with `tenant_id`, `project` with `project_id`, `key_name` with `key_id` (a `key` is a secret),
-and `subject` with a limit's `subject_id`."""
+and `subject` with a limit's `subject_id`. A project without its `tenant_id` gets the name of its `tenant`, as
+projects of several tenants have the same name."""
 
 from __future__ import annotations
 
@@ -29,7 +30,16 @@ def with_names(connection: Connection, items: Iterable[Mapping[str, Any]]) -> li
             if item[field]:
                 wanted[kind].add(item[field])
     names = {kind: queries.names_of(connection, kind, ids) for kind, ids in wanted.items()}
-    return [_named(item, names) for item in shown]
+    alone = {item["project_id"] for item in shown if _is_alone(item) and item["project_id"]}
+    owners = queries.owners_of(connection, alone) if alone else {}
+    return [
+        ({"tenant": owners.get(item["project_id"])} if _is_alone(item) else {}) | _named(item, names)
+        for item in shown
+    ]
+
+
+def _is_alone(item: Mapping[str, Any]) -> bool:
+    return "project_id" in item and "tenant_id" not in item
 
 
 def _named(item: Mapping[str, Any], names: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:

@@ -96,6 +96,16 @@ def names_of(connection: Connection, kind: str, ids: Iterable[str]) -> dict[str,
     }
 
 
+def owners_of(connection: Connection, project_ids: Iterable[str]) -> dict[str, str]:
+    """Names of tenants by the ids of their projects."""
+    owned = select(projects.c.id, tenants.c.name).join(tenants, tenants.c.id == projects.c.tenant_id)
+    return {
+        project_id: name
+        for chunk in chunks(sorted(project_ids))
+        for project_id, name in connection.execute(owned.where(projects.c.id.in_(chunk)))
+    }
+
+
 def ids_of(
     connection: Connection, reference: str, *, kinds: Iterable[str] = NAMED, tenant_id: str | None = None
 ) -> list[str]:

@@ -83,6 +83,9 @@ def evaluate(
     ):
         for chunk in queries.chunks([incident.incident_id for incident in some]):
             connection.execute(update(incidents).where(incidents.c.id.in_(chunk)).values(**values))
+    for incident, condition in changes.renewed:
+        said = {"summary": condition.summary[:MAX_SUMMARY_CHARS], "evidence": dict(condition.evidence)}
+        connection.execute(update(incidents).where(incidents.c.id == incident.incident_id).values(**said))
     told: list[tuple[Incident, int | None]] = [(incident, None) for incident in fired]
     told += [(incident, now_us) for incident in changes.resolved]
     known, over = silences(connection), _end_silences(connection, now_us)

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
+from tenants.instants import from_us
 from tenants.outbox import kinds
 from tenants.outbox.transitions import Condition
+from tenants.quota.pressure import Level, LimitPressure
 from tenants.quota.projection import ObservedUse, projected_exhaustion
 from tenants.quota.rules import is_platforms, window_bounds_us
 from tenants.quota.store import LimitState
@@ -56,11 +58,11 @@ def soft_limits(states: Iterable[LimitState], events: Iterable[SoftEvent], now_u
     return conditions
 
 
-def exhaustions(states: Iterable[LimitState], now_us: int) -> list[Condition]:
+def exhaustions(pressures: Iterable[LimitPressure], now_us: int) -> list[Condition]:
     """Hard limits of a day or longer that are used up, or will be before their windows end."""
     conditions = []
-    for state in states:
-        limit = state.limit
+    for pressure in pressures:
+        state, limit = pressure.state, pressure.limit
         if limit.mode is not LimitMode.HARD or limit.window not in LONG_WINDOWS or not limit.amount:
             continue
         taken = state.used + state.held
@@ -70,9 +72,12 @@ def exhaustions(states: Iterable[LimitState], now_us: int) -> list[Condition]:
         since_us = max(start_us, limit.created_us)
         seen = [ObservedUse("this window so far", state.used, (now_us - since_us) / 1e6)] if since_us else []
         projected = projected_exhaustion(limit.amount - taken, seen, state.reset_s)
-        if projected.p50_s is None or projected.p50_s > EXHAUSTED_WITHIN_S:
+        if pressure.level is Level.EXHAUSTED or projected.p50_s == 0:
+            when = _used_up(pressure)
+        elif projected.p50_s is None or projected.p50_s > EXHAUSTED_WITHIN_S:
             continue
-        when = f"will be used up in about {_told(projected.p50_s)}" if projected.p50_s else "is used up"
+        else:
+            when = f"will be used up in about {_told(projected.p50_s)}"
         conditions.append(
             Condition(
                 kinds.EXHAUSTION,
@@ -85,6 +90,7 @@ def exhaustions(states: Iterable[LimitState], now_us: int) -> list[Condition]:
                     "used": state.used,
                     "held": state.held,
                     "amount": limit.amount,
+                    "refused": pressure.refused,
                     "basis": projected.basis,
                 },
             )
@@ -118,6 +124,12 @@ def _limit_page(limit: Limit) -> str:
     if is_platforms(limit):
         return "/console/overview"
     return f"/console/tenants/{quote(limit.tenant_id)}/limits/{quote(limit.limit_id)}"
+
+
+def _used_up(pressure: LimitPressure) -> str:
+    since_us, refused = pressure.since_us, pressure.refused
+    since = "" if since_us is None else f" since {from_us(since_us):%Y-%m-%d %H:%M} UTC"
+    return f"is used up{since}, {refused:,} requests refused today" if refused else f"is used up{since}"
 
 
 def _told(seconds: float) -> str:

@@ -100,9 +100,11 @@ class Transitions:
     """Those that have just ended."""
     back: list[Incident] = field(default_factory=list)
     """Those that had ended, not for long enough, and hold again."""
+    renewed: list[tuple[Incident, Condition]] = field(default_factory=list)
+    """Those that go on and say something else by now."""
 
     def __bool__(self) -> bool:
-        return bool(self.fired or self.resolved or self.quiet or self.back)
+        return bool(self.fired or self.resolved or self.quiet or self.back or self.renewed)
 
 
 def ripe(
@@ -125,9 +127,11 @@ def transitions(
     conditions = {condition.key: condition for condition in current}
     changes = Transitions()
     for incident in open_:
-        if conditions.pop(incident.key, None) is not None:
+        if (condition := conditions.pop(incident.key, None)) is not None:
             if incident.quiet_us is not None:
                 changes.back.append(incident)
+            if condition.summary[:MAX_SUMMARY_CHARS] != incident.summary:
+                changes.renewed.append((incident, condition))
         elif incident.subject not in looked_at and incident.subject in BY_SUBJECT:
             continue
         elif now_us - (now_us if incident.quiet_us is None else incident.quiet_us) >= _quiet_us(incident):

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import itertools
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from operator import add
 from typing import Any
 
 import httpx
 from sqlalchemy import select
 
 from ops.sandbox.page_check import page_sums
+from ops.sandbox.page_reader import PageCell, logged_in_reader
+from ops.sandbox.usage_check import charges
 from tenants.storage.database import create_sql_engine
 from tenants.storage.tables import ledger
 from tests.support.server_process import MODEL, Server, until
 
+Totals = tuple[int, ...]
+"""Requests, input tokens, output tokens, nano-dollars."""
+NO_TOTALS: Totals = (0, 0, 0, 0)
 TIERS = ["interactive", "standard", "batch"]
 PROMPT = "one and the same beginning, long enough for whole blocks of the cache " * 4
 BODY = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4, "ignore_eos": True}
@@ -41,6 +53,19 @@ def credit(server: Server, request_id: str) -> None:
     engine.dispose()
 
 
+def summed(rows: Iterable[Mapping[str, PageCell]], cost: str) -> Totals:
+    names = ("Requests", "Input tokens", "Output tokens", cost)
+    return tuple(sum(row[name].amount or 0 for row in rows) for name in names)
+
+
+def totals_of(row: Mapping[str, Any]) -> Totals:
+    return (int(row["kind"] == "settle"), row["input_tokens"], row["output_tokens"], row["cost_nanousd"])
+
+
+def add_totals(one: Totals, other: Totals) -> Totals:
+    return tuple(map(add, one, other))
+
+
 async def test_pages_show_what_the_ledger_has_after_a_mixed_load(server: Server) -> None:
     one = server.tenant("summed-one", tier="standard", tiers=TIERS)
     other = server.tenant("summed-two", tier="interactive", tiers=TIERS)
@@ -66,3 +91,59 @@ async def test_pages_show_what_the_ledger_has_after_a_mixed_load(server: Server)
     assert found.differences == []
     # Groups, measures, quotes, tenants, the overview; two tenants with projects, keys and what they lead to.
     assert found.pages >= 5 + 5 + 1 + 1 + 1 + 2 + 3 + 2 + 3
+
+
+async def test_each_page_is_of_one_instant_while_requests_end(server: Server) -> None:
+    """Its cards and tables agree, and are what the ledger had after one of its rows; so is a file."""
+    first = server.tenant("summed-live")
+    keys = [first, server.key("summed-live", name="second")]
+    tenant_id = server.admin("GET", "/tenants/summed-live")["id"]
+    is_over = threading.Event()
+
+    def send(key: str) -> None:
+        while not is_over.is_set():
+            complete(server, key)
+
+    headers = {"authorization": f"Bearer {server.owner_key}"}
+    shown: list[Totals] = []
+    charged: list[int] = []
+    async with (
+        httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60) as operator,
+        httpx.AsyncClient(base_url=server.url, timeout=60) as visitor,
+        logged_in_reader(operator, visitor) as reader,
+    ):
+        with ThreadPoolExecutor(2) as threads:
+            sending = [threads.submit(send, key) for key in keys]
+            try:
+                for _ in range(20):
+                    tenant = await reader.get("/console/tenants/summed-live")
+                    by_key, by_model = (
+                        summed(tenant.rows(f"Usage by {group}"), "Cost") for group in ("key", "model")
+                    )
+                    usage = await reader.get("/console/usage?tenant=summed-live&group=key")
+                    of_usage = summed(usage.rows("Usage by key"), "Charged")
+                    assert summed([tenant.figures], "Cost") == by_key == by_model
+                    assert summed([usage.figures], "Charged") == of_usage
+                    file = await visitor.get("/console/usage/csv?tenant=summed-live&group=key")
+                    rows = list(csv.DictReader(io.StringIO(file.text)))
+                    names = ("ended_requests", "input_tokens", "output_tokens", "cost_nanousd")
+                    of_file = tuple(sum(int(row[name]) for row in rows) for name in names)
+                    shown += [by_key, of_usage, of_file]
+                    overview = await reader.get("/console/overview")
+                    charged.append(overview.figures["Charged today"].amount or 0)
+            finally:
+                is_over.set()
+        for each in sending:
+            each.result()
+    engine = create_sql_engine(f"sqlite:///{server.data_dir / 'fairgate.db'}", writing=False)
+    with engine.connect() as connection:
+        of_all = charges(connection)
+    engine.dispose()
+    of_tenant = [row for row in of_all if row["tenant_id"] == tenant_id]
+    states = set(itertools.accumulate(map(totals_of, of_tenant), add_totals, initial=NO_TOTALS))
+    assert set(shown) <= states, "each is what the ledger had at some instant"
+    assert shown == sorted(shown), "and no page goes back"
+    assert len(set(shown)) > 5, "requests ended meanwhile"
+    # The overview keeps what it has read for ten seconds; what it charged is without credits.
+    costs = [row["cost_nanousd"] for row in of_all if row["kind"] != "credit"]
+    assert set(charged) <= set(itertools.accumulate(costs, initial=0))

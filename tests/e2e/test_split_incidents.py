@@ -8,6 +8,7 @@ What the cause of a miss is follows from how its incident was made. Of all misse
 from __future__ import annotations
 
 import asyncio
+import html
 import shutil
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -22,9 +23,12 @@ import httpx
 import pytest
 
 from engine.process.options import EngineOptions
+from gateway.console.pages.requests.misses_shown import WHAT_TO_DO
 from tenants.outcomes import Cause
 from tests.support import services
 from tests.support.engine_process import engine_options
+from tests.support.miss_evidence import contradiction
+from tests.support.people import logged_in
 from tests.support.server_process import MODEL, Server, server_process, until
 from tests.support.warm_engine import WarmEngine
 
@@ -213,6 +217,15 @@ INCIDENTS: list[tuple[Incident, int]] = [
 how many misses each makes at least, or it did not happen."""
 
 
+async def pages_agree(house: House, misses: dict[str, dict[str, Any]]) -> None:
+    """The page of a miss of each incident names the cause, and what to do about it."""
+    async with logged_in(house.gateways[0]) as browser:
+        for incident, miss in misses.items():
+            page = (await browser.get(f"/console/requests/{miss['request_id']}")).text
+            assert f"because of {miss['cause']}" in page, (incident, miss)
+            assert html.escape(WHAT_TO_DO[Cause(miss["cause"])]) in page, (incident, miss)
+
+
 @pytest.mark.long
 def test_misses_of_incidents_over_two_gateways_get_their_true_cause(house: House) -> None:
     house.tenants(["eager", *(f"crowd-{number}" for number in range(CROWD))])
@@ -236,6 +249,16 @@ def test_misses_of_incidents_over_two_gateways_get_their_true_cause(house: House
     for incident, at_least in INCIDENTS:
         made = sum(number for (name, _, _), number in table.items() if name == incident.__name__)
         assert made >= at_least, f"{incident.__name__}: {dict(table)}"
+    asyncio.run(
+        pages_agree(
+            house, {name: each for each in house.misses() if (name := of_incident[each["request_id"]])}
+        )
+    )
+    for each in house.misses():
+        against = contradiction(
+            Cause(each["cause"]), each["metric"], each["target_s"], each["actual_s"], each["evidence"]
+        )
+        assert not against, (of_incident[each["request_id"]], each, against)
     right = sum(number for (_, cause, expected), number in table.items() if cause == expected)
     assert right >= SHARE * table.total(), f"{dict(table)}"
     shares = [_metric(server, "fairgate_slo_misses_total") for server in house.gateways]

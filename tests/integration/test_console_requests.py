@@ -368,6 +368,7 @@ async def test_targets_and_misses_are_shown_with_causes_and_what_to_do(pages: Pa
     assert "85.0 %" in page, "200 requests, 30 missed"
     assert "-200.0 %" in page, "thirty misses of the ten that the budget allows"
     assert "scheduling 1" not in page, "of another metric, which has no target"
+    assert "30 not judged yet" in page, "causes and these are all misses"
     assert "Misses by cause and day" in page
     listed = await pages.get("/console/slo/misses?tenant=t1&cause=scheduling")
     assert 'href="/console/requests/req_25#miss-ttft"' in listed

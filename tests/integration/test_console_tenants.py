@@ -12,6 +12,8 @@ import pytest
 
 from gateway.console.form_errors import CHANGED_MEANWHILE
 from tenants.admin.transaction import etag_of
+from tenants.counts import refusal_store
+from tenants.counts.refusal_store import RefusedRequest
 from tenants.directory import queries
 from tenants.instants import from_us
 from tenants.nouns.key import KeyCreate
@@ -21,6 +23,7 @@ from tenants.nouns.tenant import TenantCreate
 from tenants.quota.projection import HOUR_US, WEEK_HOURS
 from tenants.resources.reading import read_page
 from tenants.resources.records.audit import AUDIT, AuditQuery
+from tenants.storage.flushes import Flush
 from tenants.storage.tables import flow_minutes, key_uses, usage_sums
 from tenants.types import Meter
 from tenants.usage.sums import AMOUNTS
@@ -28,6 +31,7 @@ from tests.integration.test_console import ACTOR, House, error_of, house_on
 from tests.support.console import Browser
 from tests.support.limits import limits_of
 from tests.support.query_plans import recorder
+from tests.support.usage import row, write
 
 TENANT = {
     "weight": "2",
@@ -409,8 +413,8 @@ async def test_the_projection_goes_by_the_last_weeks_hour_of_the_week(house: Hou
     minute = {"minute_us": this_hour_us, "pool": "m", "tier": "standard", "tenant_id": tenant_id}
     counts = {"served_tokens": 1_111, "fair_tokens": 2_222, "waiting_token_s": 0}
     counts |= {"arrivals": 1, "before_line_us": 0}
-    row = minute | counts | {"gateway_id": "here"}
-    await house.deps.database.write(lambda connection: connection.execute(flow_minutes.insert(), [row]))
+    served = minute | counts | {"gateway_id": "here"}
+    await house.deps.database.write(lambda connection: connection.execute(flow_minutes.insert(), [served]))
     auditor = await house.logged_in("auditor")
     assert "UTC 1,111 2,222" in said(await auditor.get("/console/tenants/acme"))
     # Ten tokens an hour from 13:00:20 on: 25 are used at 15:30:20.
@@ -419,6 +423,54 @@ async def test_the_projection_goes_by_the_last_weeks_hour_of_the_week(house: Hou
         text = said(await auditor.get(f"/console/tenants/acme{page}"))
         assert f"{at} to {at}" in text, text
         assert "the last 4 weeks, hour of the week by hour of the week: 1,680 a week" in text
+
+
+async def test_a_limit_without_room_for_a_request_is_exhausted_on_the_tenant_and_in_the_list(
+    house: House,
+) -> None:
+    for name, meter, amount in (("acme", "total_tokens", 100), ("other", "requests", 10)):
+        await house.admin.limits.set(ACTOR, LimitSet(tenant=name, meter=meter, window="day", amount=amount))
+    await house.deps.directory.refresh()
+    tenants = {tenant.name: tenant.tenant_id for tenant in house.deps.directory.tenants()}
+    now_s = house.clock()
+    [limit] = house.deps.directory.limits(now_s, tenants["acme"])
+    [spare] = house.deps.directory.limits(now_s, tenants["other"])
+    store = house.deps.quota_store
+    await store.rebuild([(limit, 74), (spare, 9)])
+    now_us = round(now_s * 1e6)
+    await write(house.deps.database, [row("req_used", tenant_id=tenants["acme"], at_us=now_us)])  # 30 tokens
+    refused = RefusedRequest(
+        "req_no",
+        now_us,
+        "insufficient_quota",
+        tenants["acme"],
+        limit_id=limit.limit_id,
+        wanted=30,
+        available=26,
+    )
+    counts = {refused.key: 1_234}
+    await refusal_store.add(house.deps.database, counts, [refused], Flush("test", 1), now_s)
+    auditor = await house.logged_in("auditor")
+    page = await auditor.get("/console/tenants/acme")
+    since = from_us(now_us).strftime("%Y-%m-%d %H:%M:%S UTC")
+    text = said(page)
+    for words in (
+        "active limit exhausted",
+        "exhausted 1,234 requests refused today",
+        f"Used up since {since}",
+    ):
+        assert words in text, text
+    assert "fill-bad" in page.text
+    [link] = {
+        html.unescape(found)
+        for found in re.findall(r'href="(/console/refusals[^"]*limit_id[^"]*)"', page.text)
+    }
+    assert "req_no" in (await auditor.get(link)).text
+    text = said(await auditor.get("/console/tenants"))
+    assert "active limit exhausted, 1,234 refused today" in text
+    assert "active limit nearly used up 1 " in text
+    await store.rebuild([(limit, 0), (spare, 0)])
+    assert "exhausted" not in said(await auditor.get("/console/tenants/acme"))
 
 
 async def test_a_page_costs_as_many_statements_for_many_rows_as_for_few(house: House) -> None:

@@ -405,6 +405,11 @@ async def test_an_incident_is_told_once_when_it_fires_and_once_when_it_is_over(
     [firing] = await admin.webhooks.alerts(fires=True)
     assert receiver.of("ledger.drift", state="firing", incident=firing.incident_id)
     assert receiver.taken[0]["data"]["link"] == f"https://console.example{DOWN.page}"
+    here[:] = [replace(DOWN, summary="it got worse", evidence={"problems": 9})]
+    await restarted.flush()
+    [renewed] = await admin.webhooks.alerts(fires=True)
+    assert (renewed.summary, renewed.evidence) == ("it got worse", {"problems": 9})
+    assert (renewed.incident_id, renewed.fired_us) == (firing.incident_id, firing.fired_us)
     here.clear()
     for each in (one, restarted, one, restarted):
         await each.flush()

@@ -7,6 +7,7 @@ at least 95 % must get it, in every incident and all together.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from ops.simulate.machines.machines import profile_machine
 from ops.simulate.traffic.requests import SimulatedRequest
 from tenants.outcomes import Cause
 from tests.support.incident_pool import IncidentPool, Reader
+from tests.support.miss_evidence import contradiction
 
 SHARE = 0.95
 MACHINE = profile_machine(
@@ -80,6 +82,12 @@ class Incident:
             if each.misses(metric, target_s)
         ]
         found = judge(missed, pool.log.jobs(float("inf")), pool.as_machine(), pool.log.serving_since())
+        for verdict in found:
+            actual_s = verdict.actual_s if math.isfinite(verdict.actual_s) else None
+            against = contradiction(
+                verdict.cause, verdict.metric.value, verdict.target_s, actual_s, verdict.evidence
+            )
+            assert not against, (verdict, against)
         return [
             (facts, metric, verdict.cause, self.expected(facts, metric))
             for (facts, metric, _), verdict in zip(missed, found, strict=True)

@@ -69,7 +69,10 @@ def show(limit: int, cursor: str | None, **given: Any) -> None:
         rows = sorted(
             answered["data"], key=lambda row: (row["start"], -row["cost_nanousd"], -row["requests"])
         )
-        groups = [name for name in (rows[0] if rows else {}) if _is_group(name)]
+        first = rows[0] if rows else {}
+        groups = [name for name in first if _is_group(name)]
+        if "project_id" in first and "tenant_id" not in first:
+            groups.insert(0, "tenant")
         table(
             "windows",
             ("from", "to", *(name.removesuffix("_id") for name in groups), *(one.label for one in SHOWN)),

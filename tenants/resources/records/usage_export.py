@@ -54,6 +54,8 @@ async def _page(admin: Admin, asked: UsageFile, cursor: str | None) -> UsagePage
 def columns_of(groups: tuple[str, ...]) -> list[str]:
     """Names of the columns of usage by these groups, each id's name beside it."""
     columns = ["start", "end"]
+    if "project" in groups and "tenant" not in groups:
+        columns.append("tenant")
     for column in (COLUMNS.get(group, group) for group in groups):
         columns += [column, SHOWN[column][1]] if column in SHOWN else [column]
     return [*columns, *AMOUNTS]

@@ -35,6 +35,7 @@ from gateway.pools.live_counters import FleetNow
 from gateway.routes.context import gateway_of
 from gateway.routes.views.limits_view import pressures
 from gateway.routes.views.policy_view import tenant_names
+from tenants.admin.admin import Admin
 from tenants.admin.cursor import MAX_PAGE
 from tenants.errors import DatabaseUnavailable
 from tenants.outbox.kinds import REPLICA_DOWN
@@ -42,8 +43,8 @@ from tenants.people.roles import Act
 from tenants.quota.pressure import Level, LimitPressure
 from tenants.resources.reading import read_page
 from tenants.resources.records.counts import REFUSAL_COUNTS, RefusalCountQuery
-from tenants.resources.records.usage import UsageAsked, usage_page
-from tenants.slo.slo import PERIOD_DAYS
+from tenants.resources.records.usage import UsageAsked, UsagePage, usage_page
+from tenants.slo.slo import PERIOD_DAYS, SloReport
 from tenants.types import Limit
 
 SLOW_EVERY_S = 10.0
@@ -59,6 +60,16 @@ RATE_S = 10.0
 """Longest time between the two snapshots of a rate."""
 
 
+async def _read(
+    admin: Admin, today: str, tenant_id: str | None
+) -> tuple[UsagePage, list[SloReport], list[Mapping[str, Any]]]:
+    return (
+        await usage_page(admin, UsageAsked(since=today, tenant=tenant_id), limit=1),
+        await admin.slos.report(tenant_id),
+        await _refusals(admin, tenant_id),
+    )
+
+
 async def read_slow_figures(
     gateway: Gateway, earlier: SlowFigures, now_s: float, tenant_id: str | None = None
 ) -> SlowFigures:
@@ -67,9 +78,7 @@ async def read_slow_figures(
     admin, whose = gateway.deps.admin, None if tenant_id is None else frozenset({tenant_id})
     today = datetime.fromtimestamp(now_s, UTC).date().isoformat()
     try:
-        usage = await usage_page(admin, UsageAsked(since=today, tenant=tenant_id), limit=1)
-        reports = await admin.slos.report(tenant_id)
-        refused = await _refusals(gateway, tenant_id)
+        usage, reports, refused = await admin.in_one_snapshot(lambda one: _read(one, today, tenant_id))
         tight = await pressures(gateway, whose)
         alerts = await admin.webhooks.alerts(whose, fires=True, most=MOST_ALERTS)
     except DatabaseUnavailable:
@@ -96,12 +105,11 @@ async def read_slow_figures(
     )
 
 
-async def _refusals(gateway: Gateway, tenant_id: str | None) -> list[Mapping[str, Any]]:
+async def _refusals(admin: Admin, tenant_id: str | None) -> list[Mapping[str, Any]]:
     """By tenant, code and limit: the last day, in whole hours."""
     rows: list[Mapping[str, Any]] = []
     cursor, query = None, RefusalCountQuery(window="total", tenant=tenant_id)
     for _ in range(MOST_REFUSAL_PAGES):
-        admin = gateway.deps.admin
         found = await read_page(admin, REFUSAL_COUNTS, query, cursor=cursor, limit=MAX_PAGE)
         rows += await admin.with_names(row.shown for row in found.rows)
         cursor = found.next_cursor

@@ -15,7 +15,7 @@ from gateway.console.live.stream import LIVE, Texts, hub_of, live_region
 from gateway.console.rendering import page_response, render
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
-from gateway.metrics.waits import MAX_KEPT
+from gateway.metrics.waits import MAX_KEPT, KeptWaits
 from gateway.pools.fleet import WaitingRequests
 from gateway.pools.waiting import WaitingNow
 from gateway.routes.context import gateway_of
@@ -92,26 +92,26 @@ async def view_of(request: Request, question: WaitingQuestion) -> WaitingView:
     gateway = gateway_of(request)
     waiting = await gateway.fleet.waiting(question.tenant_ids, question.tier)
     names = tenant_names(gateway, (row.tenant_id for row in waiting.data))
-    lines = dict.fromkeys((row.tenant_id, row.tier) for row in waiting.data)
-    waits = {line: found for line in lines if (found := gateway.metrics.waits.of(*line)) is not None}
+    in_line_now = {(row.tenant_id, row.tier) for row in waiting.data}
+    kept = [each for each in waiting.kept if (each.tenant_id, each.tier) in in_line_now]
     at_us = round(gateway.deps.wall_clock() * 1e6)
-    off = frozenset(line for line, each in waits.items() if _is_off(each))
-    return WaitingView(at_us, waiting, names, told_lines(waits, names), off)
+    off = frozenset((each.tenant_id, each.tier) for each in kept if _is_off(each))
+    return WaitingView(at_us, waiting, names, told_lines(kept, names), off)
 
 
-def _is_off(waits: Mapping[str, Any]) -> bool:
-    within = waits["within_told_p90"]
-    return within is not None and within < HELD and waits["requests"] >= FEW
+def _is_off(waits: KeptWaits) -> bool:
+    within = waits.within_told_p90
+    return within is not None and within < HELD and waits.requests >= FEW
 
 
-def told_lines(
-    waits: Mapping[tuple[str, str], Mapping[str, Any]], names: Mapping[str, str]
-) -> tuple[ToldHad, ...]:
-    """`waits`: by tenant and tier, as of `RecentWaits`. The furthest off first."""
+def told_lines(waits: Iterable[KeptWaits], names: Mapping[str, str]) -> tuple[ToldHad, ...]:
+    """The furthest off first."""
     lines = [
-        ToldHad(names.get(tenant_id, tenant_id), tier, each["told_p50_s"], each["had_p50_s"], _is_off(each))
-        for (tenant_id, tier), each in waits.items()
-        if each["told_p50_s"] is not None
+        ToldHad(
+            names.get(each.tenant_id, each.tenant_id), each.tier, each.told_p50_s, each.had_p50_s, _is_off(each)
+        )
+        for each in waits
+        if each.told_p50_s is not None
     ]
     return tuple(sorted(lines, key=lambda line: line.told_s - line.had_s)[:MOST_TOLD])
 

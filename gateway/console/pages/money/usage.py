@@ -95,7 +95,8 @@ async def usage_page(request: Request) -> Response[str]:
     admin, asked = admin_of(request), _asked(request)
     try:
         question = usage_asked(asked, await _tenant_of(request, asked))
-        usage = await read_usage(admin, question, cursor_of(request))
+        cursor = cursor_of(request)
+        usage = await admin.in_one_snapshot(lambda opened: read_usage(opened, question, cursor))
     except FILTER_ERRORS as error:
         return await _shown(request, asked, problem=Filters(PATH, asked).problem(error))
     return await _shown(request, asked, usage)

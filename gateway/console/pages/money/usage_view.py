@@ -64,7 +64,9 @@ def names_of(row: Row, groups: Sequence[str]) -> tuple[str, ...]:
     names = []
     for group in groups:
         value = row[COLUMNS.get(group, group)]
-        names.append(str(row.get(NAMED.get(group, ""), None) or value or "none"))
+        name = str(row.get(NAMED.get(group, ""), None) or value or "none")
+        is_alone = group == "project" and "tenant" not in groups and row.get("tenant")
+        names.append(f"{row['tenant']} / {name}" if is_alone else name)
     return tuple(names)
 
 

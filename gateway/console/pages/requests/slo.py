@@ -14,6 +14,7 @@ from gateway.console.pages.requests.misses_shown import METRICS
 from gateway.console.rendering import page_response
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of
+from tenants.admin.admin import Admin
 from tenants.outcomes import Cause
 from tenants.people.roles import Act
 from tenants.resources.records.misses import MISSES
@@ -26,8 +27,9 @@ MOST_SHOWN = 200
 """Least budget left first."""
 
 
-def target_shown(report: SloReport) -> dict[str, Any]:
-    """One tenant's requests of one tier against one target."""
+def target_shown(report: SloReport, least_misses: int) -> dict[str, Any]:
+    """One tenant's requests of one tier against one target. With fewer misses than `least_misses`
+    (an alert's) no budget is called overdrawn."""
     slo, period = report.slo, report.period
     return {
         "tenant": report.tenant_name,
@@ -40,6 +42,8 @@ def target_shown(report: SloReport) -> dict[str, Any]:
         "budget_left": period.budget_left(slo.per_mille),
         "burning": [(burn_words(burn), burn) for burn in report.burning],
         "causes": list(report.causes.items()),
+        "not_judged": max(0, period.missed - sum(report.causes.values())),
+        "has_few": 0 < period.missed < least_misses,
     }
 
 
@@ -56,14 +60,15 @@ def _rate(rate: float | None) -> str:
     return "∞" if rate == float("inf") else f"{rate:.1f}×"
 
 
-def worst_first(reports: Sequence[SloReport]) -> list[dict[str, Any]]:
-    """Least budget left first, those without requests last."""
+def worst_first(reports: Sequence[SloReport], least_misses: int) -> list[dict[str, Any]]:
+    """Least budget left first, those with few misses behind, and those without requests last."""
 
-    def left(target: dict[str, Any]) -> float:
+    def left(target: dict[str, Any]) -> tuple[bool, float]:
         budget_left: float | None = target["budget_left"]
-        return float("inf") if budget_left is None else budget_left
+        return target["has_few"], float("inf") if budget_left is None else budget_left
 
-    return sorted((target_shown(report) for report in reports), key=left)
+    shown = sorted((target_shown(report, least_misses) for report in reports), key=left)
+    return sorted(shown, key=lambda target: target["budget_left"] is None)
 
 
 def days_shown(by_day: Mapping[int, Mapping[str, int]]) -> tuple[list[str], list[tuple[int, list[int]]]]:
@@ -72,6 +77,12 @@ def days_shown(by_day: Mapping[int, Mapping[str, int]]) -> tuple[list[str], list
     causes = [cause.value for cause in Cause if cause in present] + sorted(present - set(Cause))
     days = range(min(by_day), max(by_day) + 1, DAY_S) if by_day else range(0)
     return causes, [(day, [by_day.get(day, {}).get(cause, 0) for cause in causes]) for day in days]
+
+
+async def _read(
+    admin: Admin, tenant: str | None, tier: str | None
+) -> tuple[list[SloReport], dict[int, dict[str, int]]]:
+    return await admin.slos.report(tenant, tier), await admin.slos.causes_by_day(tenant, tier)
 
 
 @page(PATH, act=Act.READ_TENANT)
@@ -83,8 +94,9 @@ async def slo_page(request: Request) -> Response[str]:
     by_day: Mapping[int, Mapping[str, int]] = {}
     problem = None
     try:
-        targets = worst_first(await admin.slos.report(scope.wanted, filters.get("tier")))
-        by_day = await admin.slos.causes_by_day(scope.wanted, filters.get("tier"))
+        asked = scope.wanted, filters.get("tier")
+        reports, by_day = await admin.in_one_snapshot(lambda opened: _read(opened, *asked))
+        targets = worst_first(reports, admin.transactions.alert_misses)
     except FILTER_ERRORS as error:
         problem = filters.problem(error)
     causes, days = days_shown(by_day)

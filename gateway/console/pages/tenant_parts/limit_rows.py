@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.console.pages.tenant_parts.amounts import amount_text, narrowed, subject_text, what_of
+from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from gateway.routes.views.exhaustion_view import counts_since_us
@@ -15,9 +16,11 @@ from tenants.admin.admin import Admin
 from tenants.admin.limits import LimitView
 from tenants.admin.lists.usage import MOST_HOUR_ROWS
 from tenants.errors import DatabaseUnavailable, Invalid
-from tenants.instants import to_us
+from tenants.instants import from_us, to_us
 from tenants.nouns.limit import limit_as_json
 from tenants.nouns.tenant import Tenant
+from tenants.quota import pressure
+from tenants.quota.pressure import Level, LimitPressure, day_start_us
 from tenants.quota.projection import (
     HOUR_US,
     LEAST_WEEKS,
@@ -30,6 +33,8 @@ from tenants.quota.projection import (
     weeks_of,
     whole_weeks,
 )
+from tenants.quota.rules import is_platforms, window_bounds_us
+from tenants.quota.store import LimitState
 from tenants.types import PLATFORM, Limit, LimitMode, Meter, SubjectKind
 from tenants.usage.read import UsageRow
 from tenants.usage.sums import AMOUNTS, COUNTED_AS
@@ -134,6 +139,12 @@ class LimitRow:
     """90th percentile."""
     basis: str
     """What the projection is based on."""
+    level: Level
+    refused: int
+    """Requests that it refused today."""
+    refusals: str
+    """Link to them."""
+    refuses_since_us: int | None
 
 
 def row_of(
@@ -144,6 +155,7 @@ def row_of(
     name: str | None,
     *,
     shows_reasons: bool = True,
+    under: LimitPressure | None = None,
 ) -> LimitRow:
     """`usage`: its counter (`limits_view.use_as_json`); `name`: of its subject."""
     in_force, override = limit.at(now_us / 1e6), limit.override
@@ -151,8 +163,8 @@ def row_of(
         override = None
     known = usage is not None and "used" in usage
     resets_us = None
-    if usage is not None and known and limit.window is not None:
-        resets_us = _instant(usage["reset_s"], now_us)
+    if usage is not None and known and limit.window is not None and usage["reset_s"] is not None:
+        resets_us = window_bounds_us(limit.window, limit.time_zone, now_us)[1]
     return LimitRow(
         limit_id=limit.limit_id,
         subject=subject_text(limit, name),
@@ -173,7 +185,18 @@ def row_of(
         used_up_us=None if projection is None else _instant(projection.p50_s, now_us),
         used_up_late_us=None if projection is None else _instant(projection.p90_s, now_us),
         basis="" if projection is None else projection.basis,
+        level=Level.FREE if under is None else under.level,
+        refused=0 if under is None else under.refused,
+        refusals=refusals_of(limit, now_us),
+        refuses_since_us=None if under is None else under.since_us,
     )
+
+
+def refusals_of(limit: Limit, now_us: int) -> str:
+    """The list of what it refused today."""
+    owner = {} if is_platforms(limit) else {"tenant": limit.tenant_id}
+    today = from_us(day_start_us(now_us)).isoformat()
+    return with_query("/console/refusals", owner | {"limit_id": limit.limit_id, "from": today})
 
 
 def _used_words(limit: Limit, usage: Mapping[str, Any] | None) -> str:
@@ -219,6 +242,15 @@ async def rows_of_tenant(
     every = gateway.deps.directory.limits(now_s, whose)
     beside = [limit for limit in every if limit.limit_id not in ids]
     used = await uses(gateway, in_force, beside=beside)
+    states = [
+        LimitState(limit, one["used"], one["held"], one["remaining"], one["reset_s"] or 0.0)
+        for limit in in_force
+        if "used" in (one := used.get(limit.limit_id, {}))
+    ]
+    pressures = await gateway.deps.database.read(
+        lambda one: pressure.read(one, states, now_us, whose)
+    )
+    by_id = {each.limit.limit_id: each for each in pressures}
     forecasts: dict[str, Exhaustion] = {}
     if projected and in_force and tenant is not None:
         history = await history_of(gateway.deps.admin, tenant, now_us)
@@ -232,6 +264,7 @@ async def rows_of_tenant(
             forecasts.get(limit.limit_id),
             names.get("subject"),
             shows_reasons=shows_reasons,
+            under=by_id.get(limit.limit_id),
         )
         for limit, names in zip(shown, named, strict=True)
     ]

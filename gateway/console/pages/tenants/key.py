@@ -23,7 +23,7 @@ from tenants.nouns.key import ApiKey
 from tenants.nouns.tenant import Tenant
 from tenants.people.roles import Act
 from tenants.resources.keys import with_uses
-from tenants.resources.records.usage import UsageAsked, usage_page
+from tenants.resources.records.usage import DEFAULT_DAYS, UsageAsked, usage_page
 from tenants.typed import decimal_typed
 from tenants.types import Tier
 from tenants.usage.sums import AMOUNTS
@@ -120,6 +120,7 @@ async def _shown(
         made_us=to_us(found.created_at),
         path=paths[found.key_id],
         sums=sums,
+        days=DEFAULT_DAYS["total"],
         tag=tag_of(found.as_json()),
         may_change=visit.person.may(Act.CHANGE_KEY, owner.tenant_id)
         and found.revoked_at is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from litestar import Response
@@ -22,7 +23,7 @@ from tenants.people.roles import Act
 from tenants.resources.limits import LIMITS, LimitQuery
 from tenants.resources.reading import read_page
 from tenants.resources.records.minutes import FLOW, FlowQuery, FlowRow
-from tenants.resources.records.usage import UsageAsked, UsagePage, usage_page
+from tenants.resources.records.usage import DEFAULT_DAYS, UsageAsked, UsagePage, usage_page
 from tenants.usage.sums import AMOUNTS
 
 PATH = f"{LIST}/{{tenant:str}}"
@@ -34,7 +35,7 @@ DONE = {
 }
 MOST_LIMITS = 50
 MOST_GROUPS = 50
-DAYS = 30
+DAYS = DEFAULT_DAYS["total"]
 
 
 def fair_hours(rows: Iterable[FlowRow]) -> list[tuple[int, int, int]]:
@@ -56,6 +57,28 @@ def usage_lines(rows: Sequence[Mapping[str, Any]], field: str, name: str) -> lis
     return sorted(lines, key=lambda line: -(line[2]["input_tokens"] + line[2]["output_tokens"]))
 
 
+@dataclass(frozen=True)
+class TenantSums:
+    """Usage of one instant: cards and tables agree while requests end."""
+
+    total: UsagePage
+    by_key: UsagePage
+    keys: list[UsageLine]
+    models: list[UsageLine]
+
+
+async def sums_of(admin: Admin, tenant: str) -> TenantSums:
+    total = await usage_page(admin, UsageAsked(tenant=tenant))
+    by_key = await usage_page(admin, UsageAsked(tenant=tenant, group_by="key"), limit=MOST_GROUPS)
+    by_model = await usage_page(admin, UsageAsked(tenant=tenant, group_by="model"), limit=MOST_GROUPS)
+    return TenantSums(
+        total,
+        by_key,
+        await _lines(admin, by_key, "key_id", "key_name"),
+        await _lines(admin, by_model, "model", "model"),
+    )
+
+
 async def _lines(admin: Admin, usage: UsagePage, field: str, name: str) -> list[UsageLine]:
     return usage_lines(await admin.with_names(usage.as_json()["data"]), field, name)
 
@@ -66,14 +89,13 @@ async def tenant_page(request: Request, tenant: FromPath[str]) -> Response[str]:
     owner = await tenant_shown(request, tenant)
     name, person = owner.name, visit.person
     limits = await read_page(admin, LIMITS, LimitQuery(tenant=name), limit=MOST_LIMITS)
-    total = await usage_page(admin, UsageAsked(tenant=name))
-    by_key = await usage_page(admin, UsageAsked(tenant=name, group_by="key"), limit=MOST_GROUPS)
-    by_model = await usage_page(admin, UsageAsked(tenant=name, group_by="model"), limit=MOST_GROUPS)
+    usage = await admin.in_one_snapshot(lambda opened: sums_of(opened, name))
     flow = await read_page(admin, FLOW, FlowQuery(window="hour", tenant=name), limit=1_000)
     slos = await admin.slos.report(name)
     live = await in_flight(request, owner.tenant_id)
     rows = await rows_of_tenant(request, owner, limits.rows, shows_reasons=person.may(Act.READ_PLATFORM))
-    sums = dict(zip(AMOUNTS, total.rows[0].amounts, strict=True)) if total.rows else dict.fromkeys(AMOUNTS, 0)
+    totals = usage.total.rows
+    sums = dict(zip(AMOUNTS, totals[0].amounts, strict=True)) if totals else dict.fromkeys(AMOUNTS, 0)
     return page_response(
         "tenants/tenant.html",
         visit,
@@ -86,9 +108,9 @@ async def tenant_page(request: Request, tenant: FromPath[str]) -> Response[str]:
         live=live,
         days=DAYS,
         sums=sums,
-        by_key=await _lines(admin, by_key, "key_id", "key_name"),
-        has_more_keys=by_key.next_cursor is not None,
-        by_model=await _lines(admin, by_model, "model", "model"),
+        by_key=usage.keys,
+        has_more_keys=usage.by_key.next_cursor is not None,
+        by_model=usage.models,
         fair=fair_hours(flow.rows),
         has_more_hours=flow.next_cursor is not None,
         slos=[slo.as_json() for slo in slos],

@@ -21,6 +21,7 @@ from gateway.console.pages.tenant_parts.today import last_uses, today_of
 from gateway.console.rendering import page_response
 from gateway.http.asgi import Request
 from gateway.routes.context import admin_of, gateway_of
+from gateway.routes.views.limits_view import pressures
 from tenants.admin.cursor import MAX_PAGE, Page
 from tenants.nouns.tenant import Tenant
 from tenants.people.roles import Act
@@ -90,6 +91,7 @@ async def _shown(
         page = Page(rows[:MOST_SHOWN], None)
     else:
         page = await _found(request, filters, filters.cursor, MOST_SHOWN)
+    closest = await pressures(gateway, [tenant.tenant_id for tenant in page.rows])
     return page_response(
         "tenants/tenants.html",
         visit,
@@ -98,6 +100,8 @@ async def _shown(
         today=today,
         since=since,
         last_used=await last_uses(gateway, [one.tenant_id for one in page.rows]),
+        # Of each tenant the limit that is closest to refusing.
+        closest={one.limit.tenant_id: one for one in reversed(closest)},
         search=filters.values["search"],
         sort=sort,
         sorts=[(words, filters.link(sort=name), name == sort) for name, words in SORTS.items()],

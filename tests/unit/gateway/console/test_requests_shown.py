@@ -178,9 +178,15 @@ def report(name: str, tally: SloTally) -> SloReport:
 
 
 def test_targets_with_the_least_budget_left_stand_first() -> None:
-    reports = [report("good", SloTally(100, 1)), report("none", SloTally()), report("bad", SloTally(100, 50))]
-    shown = slo.worst_first(reports)
+    reports = [
+        report("good", SloTally(1_000, 10)),
+        report("none", SloTally()),
+        report("bad", SloTally(100, 50)),
+    ]
+    shown = slo.worst_first(reports, 1)
     assert [each["tenant"] for each in shown] == ["bad", "good", "none"]
+    few = slo.worst_first([report("one of one", SloTally(1, 1)), *reports], 2)
+    assert [each["tenant"] for each in few] == ["bad", "good", "one of one", "none"]
     assert (shown[0]["target"], shown[0]["attainment"]) == ("95 % within 2.0 s", 0.5)
     assert shown[0]["budget_left"] == pytest.approx(-9)
     assert (shown[2]["attainment"], shown[2]["budget_left"]) == (None, None)

@@ -57,6 +57,12 @@ def test_groups_are_summed_over_windows_and_the_largest_comes_first() -> None:
     assert sum_of(summed(ROWS, GROUPS).values()) == sum_of(map(amounts_of, ROWS))
 
 
+def test_a_project_is_named_with_its_tenant() -> None:
+    rows = [ROWS[0] | {"project_id": "prj_1", "project": "default"}]
+    assert group_sums(rows, ("project",), None, CHARGED, {})[0].names == ("a / default",)
+    assert group_sums(rows, ("tenant", "project"), None, CHARGED, {})[0].names == ("a", "default")
+
+
 def test_the_columns_over_time_add_up_to_all_of_it() -> None:
     rows = [
         row(day, f"t{number:02}", "m", 100 - number) for day in (2, 1) for number in range(MOST_LINES + 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,14 @@ from engine.messages import SequenceOutcome
 from engine.step_time.model import PRIOR
 from gateway.domain.estimate import Times
 from gateway.domain.usage import SequenceUse, use_of
-from gateway.explain.attribution import Counterfactuals, Metric, RequestFacts, cause_of, judge
+from gateway.explain.attribution import (
+    Counterfactuals,
+    Metric,
+    RequestFacts,
+    cause_of,
+    judge,
+    verdict_of,
+)
 from gateway.explain.fluid_share import FluidMachine, Job
 from gateway.explain.load_log import LoadLog
 from gateway.explain.recorder import facts_of
@@ -20,6 +28,7 @@ from gateway.requests.run import Events, Run
 from tenants.outcomes import Cause, RequestOutcome
 from tenants.pricing.pricing import uniform_book
 from tests.support import builders
+from tests.support.miss_evidence import contradiction
 
 JOB = Job("r", "acme", 1, 1.0, 10.0, 64, 41)
 FACTS = RequestFacts(JOB, 10.0, RequestOutcome.COMPLETED, 12.0, 14.0, 14.1)
@@ -195,3 +204,33 @@ def test_what_was_taken_away_leaves_the_fluid_when_it_left() -> None:
 
     assert gone.left_s == 3.0
     assert (done.left_s, done.input_tokens, done.cached_tokens, done.output_tokens) == (math.inf, 8, 2, 7)
+
+
+def test_no_cause_is_ruled_out_by_its_own_evidence() -> None:
+    draw = random.Random(1)
+    seen_causes = set()
+    for number in range(20_000):
+        alone_s, more_s = draw.uniform(0.1, 1.3), draw.uniform(0.0, 1.5)
+        fair_s = alone_s + more_s
+        better = [alone_s + more_s * draw.choice((0.0, 0.5, 1.0)) for _ in range(3)]
+        facts = replace(
+            FACTS,
+            limited_s=draw.choice((0.0, 0.8)),
+            store_s=draw.choice((0.0, 0.9, 1.8)),
+            first_lag_s=draw.choice((0.0, 0.4)),
+            last_lag_s=draw.choice((0.0, 1.2)),
+            stalled_s=draw.choice((0.0, 2.5)),
+        )
+        metric = (Metric.TTFT, Metric.E2E)[number % 2]
+        verdict = verdict_of(facts, metric, 1.0, Counterfactuals(alone_s, fair_s, *better))
+        seen_causes.add(verdict.cause)
+        assert not contradiction(verdict.cause, metric.value, 1.0, verdict.actual_s, verdict.evidence), (
+            verdict
+        )
+    causes = {Cause.REQUEST, Cause.QUOTA, Cause.FAULT, Cause.CAPACITY, Cause.SCHEDULING, Cause.GATEWAY}
+    assert causes <= seen_causes
+    late = {"alone_s": 0.055, "fair_s": 1.05, "store_s": 1.2}
+    assert contradiction(Cause.CAPACITY, "ttft", 1.0, 1.3, late), "advises a replica for a slow disk"
+    assert not contradiction(Cause.GATEWAY, "ttft", 1.0, 1.3, late)
+    assert contradiction(Cause.REQUEST, "ttft", 1.0, 1.3, late)
+    assert contradiction(Cause.SCHEDULING, "ttft", 1.0, 1.3, late | {"store_s": 0.0})

@@ -10,6 +10,7 @@ import pytest
 from tenants.outbox import conditions, kinds, limit_conditions
 from tenants.outbox.conditions import ExpiringKey, Kept
 from tenants.outbox.limit_conditions import SoftEvent
+from tenants.quota.pressure import Level, LimitPressure
 from tenants.quota.store import LimitState
 from tenants.slo.slo import ALERTS, DAY_S, WINDOWS_S, SloTally
 from tenants.slo.target import Slo
@@ -37,6 +38,10 @@ def limit(mode: LimitMode = LimitMode.HARD, window: Window | None = Window.DAY, 
 
 def state(of: Limit, used: int, held: int = 0, reset_s: float = 12 * 3_600.0) -> LimitState:
     return LimitState(of, used, held, max(0, of.amount - used - held), reset_s)
+
+
+def pressed(of: LimitState) -> LimitPressure:
+    return LimitPressure(of, Level.FREE, 0)
 
 
 def test_a_burning_budget_is_an_alert_of_each_window_with_its_severity() -> None:
@@ -84,26 +89,38 @@ def test_a_rate_fires_for_a_while_after_it_was_noticed() -> None:
     ids=["less than half", "as fast as to the end of the day", "sooner", "used up"],
 )
 def test_exhaustion_is_foretold_from_half_of_a_limit_on(used: int, fires: bool) -> None:
-    found = limit_conditions.exhaustions([state(limit(), used)], NOON_US)
+    found = limit_conditions.exhaustions([pressed(state(limit(), used))], NOON_US)
     assert bool(found) is fires
     told = {900: "will be used up in about 80 min", 1_000: "is used up"}
     if used in told:
         assert found[0].summary == f"the limit total_tokens per day of this tenant {told[used]}"
 
 
+def test_an_exhausted_limit_says_since_when_and_how_many_it_refused() -> None:
+    almost = state(limit(), 974)
+    [found] = limit_conditions.exhaustions(
+        [LimitPressure(almost, Level.EXHAUSTED, 1_300, NOON_US - HOUR_US)], NOON_US
+    )
+    assert found.summary.endswith("is used up since 2024-10-04 11:00 UTC, 1,300 requests refused today")
+    [found] = limit_conditions.exhaustions([LimitPressure(almost, Level.NEARLY, 0)], NOON_US)
+    assert found.summary.endswith("will be used up in about 19 min")
+
+
 def test_exhaustion_is_not_foretold_beyond_the_window_or_a_week_or_of_short_windows() -> None:
     slow = limit(window=Window.LIFETIME)
     old = replace(slow, created_us=NOON_US - 30 * DAY_S * US)
-    assert limit_conditions.exhaustions([state(old, 700, reset_s=math.inf)], NOON_US) == []  # in 13 days
-    assert limit_conditions.exhaustions([state(old, 850, reset_s=math.inf)], NOON_US) != []  # in 5
-    assert limit_conditions.exhaustions([state(limit(), 600, reset_s=3 * 3_600.0)], NOON_US) == []
-    assert limit_conditions.exhaustions([state(limit(window=Window.HOUR), 1_000)], NOON_US) == []
-    assert limit_conditions.exhaustions([state(limit(LimitMode.SHADOW), 1_000)], NOON_US) == []
+    assert (
+        limit_conditions.exhaustions([pressed(state(old, 700, reset_s=math.inf))], NOON_US) == []
+    )  # in 13 days
+    assert limit_conditions.exhaustions([pressed(state(old, 850, reset_s=math.inf))], NOON_US) != []  # in 5
+    assert limit_conditions.exhaustions([pressed(state(limit(), 600, reset_s=3 * 3_600.0))], NOON_US) == []
+    assert limit_conditions.exhaustions([pressed(state(limit(window=Window.HOUR), 1_000))], NOON_US) == []
+    assert limit_conditions.exhaustions([pressed(state(limit(LimitMode.SHADOW), 1_000))], NOON_US) == []
 
 
 def test_a_limit_of_the_platform_is_the_platforms_alert() -> None:
     of_all = Limit("lim_2", "platform", SubjectKind.PLATFORM, "platform", Meter.REQUESTS, 10, Window.DAY)
-    [found] = limit_conditions.exhaustions([state(of_all, 10)], NOON_US)
+    [found] = limit_conditions.exhaustions([pressed(state(of_all, 10))], NOON_US)
     assert found.tenant_id == ""
 
 
