@@ -20,7 +20,7 @@ NEW = "new"
 def newer_than(path: str, asked: Mapping[str, str], newest_us: int | None, *, is_first: bool) -> str:
     """The address that counts newer rows; empty: none can come (a later page, a list with an end, or not
     the newest first)."""
-    if not is_first or asked.get("to") or "oldest" == asked.get("order") or "slowest" == asked.get("sort"):
+    if not is_first or asked.get("to") or asked.get("order") == "oldest" or asked.get("sort") == "slowest":
         return ""
     since = asked.get("from", "") if newest_us is None else from_us(newest_us + 1).isoformat()
     return with_query(f"{path}/{NEW}", {**asked, "from": since})

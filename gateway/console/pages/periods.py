@@ -55,4 +55,6 @@ def zone_of(name: str) -> tzinfo:
 def period_links(filters: Filters, now_s: float, time_zone: str = "UTC") -> list[PeriodLink]:
     """`time_zone`: of dates on that page; unknown ones are read as UTC."""
     now = datetime.fromtimestamp(now_s, zone_of(time_zone))
-    return [PeriodLink(one.name, one.words, one.bounds, filters.link("", **one.bounds)) for one in periods(now)]
+    return [
+        PeriodLink(one.name, one.words, one.bounds, filters.link("", **one.bounds)) for one in periods(now)
+    ]

@@ -1,4 +1,4 @@
-"""The search in the head of every page: a request, tenant, key, person or audit row by what people have in hand.
+"""The search in the head of every page: a request, tenant, key, person or audit row.
 
 Each kind is a bounded number of reads by index. Members find only what belongs to their tenants."""
 
@@ -100,9 +100,7 @@ async def _keys(request: Request, wanted: str) -> list[Hit]:
         return []
     if not visit_of(request).person.may(Act.READ_TENANT, key.tenant_id):
         return []
-    return [
-        Hit("Keys", key.name or key.prefix, f"/console/tenants/{key.tenant_id}/keys/{quote(key.key_id)}")
-    ]
+    return [Hit("Keys", key.name or key.prefix, f"/console/tenants/{key.tenant_id}/keys/{quote(key.key_id)}")]
 
 
 async def _people(request: Request, wanted: str) -> list[Hit]:

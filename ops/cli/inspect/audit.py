@@ -69,7 +69,9 @@ def export(output: Path | None, **given: Any) -> None:
         answer({"rows": rows, "output": str(output)}, f"{rows:,} rows written to {output}")
 
 
-export.params[:0] = [filter_option(one) for one in filters_of(AuditQuery) if one.field not in ("order", "seq")]
+export.params[:0] = [
+    filter_option(one) for one in filters_of(AuditQuery) if one.field not in ("order", "seq")
+]
 
 
 async def _write_list(file: TextIO, admin: Admin, query: AuditQuery) -> int:

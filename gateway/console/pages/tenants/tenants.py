@@ -84,7 +84,9 @@ async def _shown(
     gateway, sort = gateway_of(request), filters.values["sort"]
     since, today = await today_of(gateway)
     if sort and sort in SORTS:
-        rows = sorted(_seen(request, filters), key=lambda one: (-getattr(today[one.tenant_id], sort), one.name))
+        rows = sorted(
+            _seen(request, filters), key=lambda one: (-getattr(today[one.tenant_id], sort), one.name)
+        )
         page = Page(rows[:MOST_SHOWN], None)
     else:
         page = await _found(request, filters, filters.cursor, MOST_SHOWN)
