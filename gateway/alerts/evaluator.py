@@ -86,8 +86,7 @@ class AlertEvaluator(BackgroundWriter):
         return firing
 
     def firing_of(self, tenant_ids: Collection[str] | None) -> int:
-        """How many alerts fire of these tenants, as last read (each `config.alert_every_s`); None: of all, and
-        of the platform."""
+        """How many alerts fire of these tenants, as last read; None: of all, and of the platform."""
         if tenant_ids is None:
             return self._by_tenant.total()
         return sum(self._by_tenant[tenant_id] for tenant_id in tenant_ids)

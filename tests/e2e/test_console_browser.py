@@ -90,7 +90,8 @@ def log_out(page: Page) -> None:
     """By the menu, which a phone hides."""
     if page.get_by_role("button", name="Menu").is_visible():
         page.get_by_role("button", name="Menu").click()
-    page.locator(".account summary").click()
+    if not page.get_by_role("button", name="Log out").is_visible():
+        page.locator(".account summary").click()
     page.get_by_role("button", name="Log out").click()
 
 
@@ -249,6 +250,52 @@ def test_the_pages_are_accessible_fit_and_hold_still(server: Server, visitor: Vi
     for each in targets:
         server.admin("DELETE", f"/slos/{each['id']}")
     assert found == []
+
+
+def test_a_request_and_last_months_cost_are_found_at_once_in_the_viewers_time_zone(
+    server: Server, chromium: Browser
+) -> None:
+    key = server.tenant("found-at-once")
+    answer = complete(server, key)
+    context = chromium.new_context(base_url=server.url, viewport=DESK, timezone_id="Asia/Tokyo")  # type: ignore[arg-type]
+    visitor = Visitor(server, context)
+    page = visitor.log_in("finds@example.org")
+    page.goto("/console/tenants")
+    page.keyboard.press("/")
+    expect(page.get_by_role("searchbox")).to_be_focused()
+    page.keyboard.type(answer.json()["id"])
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(f"{server.url}/console/requests/{answer.headers['x-request-id']}")
+
+    page.get_by_role("navigation").get_by_role("link", name="Usage").click()
+    page.get_by_role("link", name="Last month").click()
+    page.get_by_role("link", name="project", exact=True).click()
+    page.wait_for_url("**group=project**")
+    expect(page.locator("main")).to_contain_text("Times are in UTC.")
+    begin, end = (page.locator("main strong").nth(place).inner_text() for place in (0, 1))
+    assert (begin[-3:], end[-3:], begin < end) == ("-01", "-01", True)
+    page.get_by_role("link", name="This month").click()
+    page.wait_for_url(lambda address: "to=" not in address)
+    expect(page.get_by_role("region", name="Usage by project")).to_contain_text("found-at-once")
+
+    page.goto("/console/requests?tenant=found-at-once&from=2026-01-31T15:00:00Z")
+    expect(page.locator("main")).to_contain_text("Times are in Asia/Tokyo (UTC+9).")
+    begin_field = page.get_by_label("From", exact=True)
+    expect(begin_field).to_have_value("2026-02-01 00:00:00")
+    begin_field.fill("2026-02-01 09:00")
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_url("**from=2026-02-01T00%3A00%3A00.000Z**")
+    page.get_by_role("link", name="The slowest of the last hour").click()
+    page.wait_for_url("**sort=slowest**")
+    expect(page.get_by_role("region", name="Requests").get_by_role("row")).to_have_count(2)
+    page.get_by_role("link", name="Refused", exact=True).click()
+    expect(page).to_have_url(re.compile(r"/console/refusals\?tenant=found-at-once&from="))
+    found = []
+    for name in ("search?q=found", "search", "requests", "tenants?sort=requests", "usage?group=project"):
+        page.goto(f"/console/{name}")
+        found += problems_of(page, name.partition("?")[0])
+    assert found == visitor.serious == []
+    context.close()
 
 
 # ---------------------------------------------------------------- money and platform

@@ -56,7 +56,6 @@
       if (typed) formData.set(field.name, field.value === shown ? given : typed.toISOString());
     });
   }
-  const hasZone = new URLSearchParams(location.search).has("time_zone"); // dates are in this one, then
   const today = new Date(new Date().setHours(0, 0, 0, 0));
   const ago = (months, days) => new Date(today.getFullYear(), today.getMonth() - months, days);
   const periods = {
@@ -65,12 +64,9 @@
   };
   for (const link of document.querySelectorAll("[data-period]")) {
     const address = new URL(link.href);
-    const hasDates = "dates" in link.dataset;
-    if (hasDates && hasZone) continue;
     periods[link.dataset.period].forEach((at, index) => {
-      address.searchParams.set(index ? "to" : "from", hasDates ? day(at) : at.toISOString());
+      address.searchParams.set(index ? "to" : "from", at.toISOString());
     });
-    if (hasDates) address.searchParams.set("time_zone", zone);
     link.href = address;
   }
 

@@ -1,4 +1,4 @@
-"""The search in the head of every page: a request, tenant, key, person or audit row by what people have in hand.
+"""The search in the head of every page: a request, tenant, key, person or audit row.
 
 Each kind is a bounded number of reads by index. Members find only what belongs to their tenants."""
 

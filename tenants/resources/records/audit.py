@@ -194,7 +194,8 @@ AUDIT = Resource(
     description="Filters: `actor` (`cli:root`, `person:ada`, or only `cli`), `subject` (an id, or a name of a"
     " tenant, project or key; `tenant:acme` is one kind), `act` (`tenant.suspend`, or only `tenant`),"
     " `tenant` (rows of all that is its), `since` and `until` (instants with a time zone; the second is"
-    f" exclusive), `seq` (one row). `order`: newest (first) or oldest. {PAGES} {SHORT_PAGES} Kinds: {', '.join(KINDS)}. Rows"
+    " exclusive), `seq` (one row)."
+    f" `order`: newest (first) or oldest. {PAGES} {SHORT_PAGES} Kinds: {', '.join(KINDS)}. Rows"
     " hold no secret; of a person who was erased they show `erased person`. `request_id` and `trace_id` are"
     " those of the request that made the row.",
     shown=(

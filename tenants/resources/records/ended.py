@@ -184,7 +184,7 @@ def _least_us(text: str | None) -> int:
 def _picked(
     looked_at: Sequence[RowMapping], least_us: int, most: int, *, slowest: bool
 ) -> Sequence[RowMapping]:
-    """Those that took so long. Of the slowest none is left for the next page, which goes on behind the scan."""
+    """Those that took so long. After the slowest, the next page goes on behind the scan."""
     took = ((duration_us(row["request_id"], row["at_us"]) or 0, row) for row in looked_at)
     kept = [(took_us, row) for took_us, row in took if took_us >= least_us]
     if slowest:

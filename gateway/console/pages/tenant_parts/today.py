@@ -25,7 +25,8 @@ class Today:
 
 
 async def today_of(gateway: Gateway) -> tuple[str, Mapping[str, Today]]:
-    """When today began, and by tenant's id what was charged and refused since. Raises `DatabaseUnavailable`."""
+    """When today began, and what was charged and refused since by tenant's id. Raises
+    `DatabaseUnavailable`."""
     admin, found = gateway.deps.admin, defaultdict[str, Today](Today)
     now = datetime.fromtimestamp(gateway.deps.wall_clock(), UTC)
     since = now.replace(hour=0, minute=0, second=0, microsecond=0).isoformat()
