@@ -97,7 +97,7 @@ def _page(request: Request, exception: Exception, request_id: str) -> Response[s
 
 
 class _NoRoute(Response[str]):
-    """For an address without a route, where no guard has looked for a session: with the menu if there is one."""
+    """For an address without a route, where no guard has looked for a session: with its menu, if any."""
 
     def __init__(self, request: Request, exception: Exception, request_id: str) -> None:
         super().__init__("", status_code=404)
