@@ -13,7 +13,7 @@ from litestar import Litestar, Request, get
 from litestar.types import ASGIApp
 from prometheus_client import CollectorRegistry
 
-from gateway.console.live.hub import MOST_OF_PERSON, OWNERS_PART, HubFull, LiveHub, Reader
+from gateway.console.live.hub import MOST_OF_PERSON, OWNERS_PART, HubFull, LiveHub, RegionReader
 from gateway.console.live.shared_stream import merged
 from gateway.console.live.stream import last_event, streamed
 from tenants.people.person import Person
@@ -152,7 +152,7 @@ async def test_a_stream_that_is_not_read_ends_and_gives_its_place_back() -> None
 
 
 async def test_a_region_that_is_back_soon_goes_on_with_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    hub, first = LiveHub(CollectorRegistry()), Reader(lambda *_: "", 0.0)
+    hub, first = LiveHub(CollectorRegistry()), RegionReader(lambda *_: "", 0.0)
     async with hub.reading("a", first):
         pass
     monkeypatch.setattr("gateway.console.live.hub.RESUME_S", 0.0)
