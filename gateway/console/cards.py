@@ -34,8 +34,8 @@ def cards(rows: str, columns: Sequence[Column]) -> Markup:
     def card(row: re.Match[str]) -> str:
         head, *cells = re.split(r"(?=<td\b)", row[0])
         if len(cells) > second:
-            cells[0] = re.sub(r"^<td[^>]*>", rf"\g<0>{_BUTTON}", cells[0])
-            cells[second] = cells[second].replace("<td", "<td data-second", 1)
+            cells[0] = cells[0].replace("</td>", f"{_BUTTON}</td>")
+            cells[second] = re.sub(r"^<td[^>]*", r"\g<0> data-second", cells[second])
         return head + "".join(cells)
 
     return Markup(_ROW.sub(card, rows))

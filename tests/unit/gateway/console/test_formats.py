@@ -75,7 +75,7 @@ def test_a_row_is_a_card_of_its_first_cell_and_a_second_fact() -> None:
     row = (
         '<tr class="over">\n<td data-label="A"><a title="&gt;">1</a></td><td>2</td><td>3</td><td>4</td></tr>'
     )
-    card = row.replace('"A">', '"A">|').replace("<td>3", "<td data-second>3")
+    card = row.replace("</td>", "|</td>", 1).replace("<td>3", "<td data-second>3")
     columns = ["A", "B", ("C", "number"), "D"]
     assert re.sub("<button.*?</button>", "|", cards(row + row, columns)) == card + card
     assert second_fact(["A", ("B", "number"), ("C", "number second")]) == 2
