@@ -70,11 +70,12 @@ async def _region(request: Request, reader: str, address: str, ready: asyncio.Qu
         if message["type"] == "http.response.start":
             kind = dict(message["headers"]).get(b"content-type", b"")
             status, is_stream = message["status"], kind.startswith(EVENTS.encode())
-        elif is_stream and (body := message["body"]):
-            is_over = body.startswith(b"event: ")
-            await ready.put(mark + body)
-        if not message.get("more_body", True):
-            answered.set()
+        elif message["type"] == "http.response.body":
+            if is_stream and (body := message["body"]):
+                is_over = body.startswith(b"event: ")
+                await ready.put(mark + body)
+            if not message["more_body"]:
+                answered.set()
 
     async def receive() -> Any:
         await answered.wait()
