@@ -101,7 +101,7 @@ async def require_access(connection: ASGIConnection[Any, Any, Any, Any], handler
     """Guard. Raises `SignInNeeded`, `NotForThisRole`, `FormRefused`, `ApiError`, `DatabaseUnavailable`."""
     assert isinstance(connection, litestar.Request)
     gateway = gateway_of(connection)
-    visit = await _visit(connection, gateway, handler.opt.get("lines", ()))
+    visit = await visit_to(connection, gateway, handler.opt.get("lines", ()))
     connection.scope["state"]["visit"] = visit
     if visit.session is not None:
         connection.scope["state"]["is_signed_in"] = True
@@ -150,7 +150,8 @@ def note_refused(request: Request, gateway: Gateway, status: int) -> None:
         gateway.accesses.note("access.refuse", visit.actor, route_of(request.scope), f"status {status}")
 
 
-async def _visit(request: Request, gateway: Gateway, lines: Collection[str]) -> Visit:
+async def visit_to(request: Request, gateway: Gateway, lines: Collection[str] = ()) -> Visit:
+    """Raises what `read_form` raises, `DatabaseUnavailable`."""
     deps, config = gateway.deps, gateway.deps.config
     secure = cookies.is_https(request.scope, config.trusted_proxies)
     address = client_of(request.scope, config.trusted_proxies)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
+from typing import Any
 from urllib.parse import quote
 
 from litestar import Response
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
+from litestar.types import ASGIApp, Receive, Scope, Send
 
-from gateway.console.access import FormRefused, NotForThisRole, SignInNeeded, Visit, note_refused
+from gateway.console.access import FormRefused, NotForThisRole, SignInNeeded, Visit, note_refused, visit_to
 from gateway.console.forms import unsent
 from gateway.console.live.stream import session_over, wants_stream
 from gateway.console.rendering import HTML, SECURITY_HEADERS, page_response, redirect, render
@@ -58,6 +61,8 @@ def _page(request: Request, exception: Exception, request_id: str) -> Response[s
                 "Each gateway keeps the last ten that it ran, in memory, until it stops."
                 f" This is {gateway_id}. Open it at the gateway that ran it, or run it again here."
             )
+        case NotFoundException() if "visit" not in request.scope["state"] and request.method == "GET":
+            return _NoRoute(request, exception, request_id)
         case NotFoundException() | NotFound():
             status, title = 404, "Page not found"
             message = "Check the address. What it names may have been removed."
@@ -89,6 +94,27 @@ def _page(request: Request, exception: Exception, request_id: str) -> Response[s
     visit: Visit | None = request.scope["state"].get("visit")
     text = render("refusal.html", visit, title=title, message=message, request_id=request_id)
     return Response(text, status_code=status, headers={**SECURITY_HEADERS, **headers}, media_type=HTML)
+
+
+class _NoRoute(Response[str]):
+    """For an address without a route, where no guard has looked for a session: with its menu, if any."""
+
+    def __init__(self, request: Request, exception: Exception, request_id: str) -> None:
+        super().__init__("", status_code=404)
+        self._asked = request, exception, request_id
+
+    def to_asgi_response(self, *args: Any, **kwargs: Any) -> ASGIApp:  # type: ignore[override]
+        request, exception, request_id = self._asked
+
+        async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+            state, visit = request.scope["state"], None
+            with contextlib.suppress(DatabaseUnavailable):
+                visit = await visit_to(request, gateway_of(request))
+            state["visit"] = visit
+            page = _page(request, exception, request_id)
+            await page.to_asgi_response(*args, **kwargs)(scope, receive, send)
+
+        return answered
 
 
 def _log_in_first(request: Request) -> Response[str]:

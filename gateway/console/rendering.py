@@ -15,6 +15,7 @@ from litestar.datastructures import Cookie
 
 from gateway.console import assets, cookies
 from gateway.console.access import Visit, token_of
+from gateway.console.cards import cards
 from gateway.console.form_errors import FormProblem
 from gateway.console.formats import FILTERS
 from gateway.console.forms import TOKEN_FIELD
@@ -105,7 +106,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.globals["asset"] = assets.address
     environment.globals["token_field"] = TOKEN_FIELD
-    environment.filters.update(FILTERS)
+    environment.filters.update(FILTERS, cards=cards)
     return environment
 
 

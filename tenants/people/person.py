@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -15,6 +16,7 @@ from tenants.people.roles import Act, Role, may
 
 MAX_NAME_CHARS = 120
 """So that `person:<name>` fits an actor of the audit."""
+NAME = re.compile(r"[\w.@+-]+")
 MAX_PEOPLE = 10_000
 MAX_TENANTS_OF_A_MEMBER = 100
 
@@ -71,10 +73,10 @@ def folded(name: str) -> str:
 def person_name(value: str) -> str:
     """A new name, folded: an e-mail address or a plain name. Raises `Invalid`."""
     name = folded(value) if isinstance(value, str) else ""
-    if not 1 <= len(name) <= MAX_NAME_CHARS or not name.isprintable() or " " in name:
+    if len(name) > MAX_NAME_CHARS or not NAME.fullmatch(name):
         raise Invalid(
             "name",
-            f"use 1 to {MAX_NAME_CHARS} printable characters without spaces, such as an e-mail address",
+            f"use 1 to {MAX_NAME_CHARS} letters, digits, '.', '_', '-', '+' or '@', as in an e-mail address",
         )
     if name.startswith("psn_"):
         raise Invalid("name", "must not look like an id (psn_)")
@@ -89,7 +91,9 @@ class PersonInvite(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     name: Annotated[
         str,
-        Field(is_argument=True, schema={"minLength": 1, "pattern": r"^(\S+)$", "maxLength": MAX_NAME_CHARS}),
+        Field(
+            is_argument=True, schema={"minLength": 1, "pattern": r"^[\w.@+-]+$", "maxLength": MAX_NAME_CHARS}
+        ),
     ]
     """An e-mail address or a plain name, unique however it is capitalised."""
     role: Annotated[str, Field("What the person may do.", choices=tuple(Role))]

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Connection, delete, insert, or_, select, update
 
 from tenants.directory.keys import new_id
-from tenants.errors import DatabaseUnavailable, Invalid, LogInRefused
+from tenants.errors import DatabaseUnavailable, LogInRefused
 from tenants.people import rows
-from tenants.people.person import Person, PersonLink, person_name
+from tenants.people.person import MAX_NAME_CHARS, Person, PersonLink, folded
 from tenants.people.roles import Role
 from tenants.people.sessions import (
     DEFAULT_RULES,
@@ -57,9 +57,8 @@ class People:
         self._clock = clock
 
     async def find_for_login(self, name: str) -> Credentials | None:
-        try:
-            wanted = person_name(name)
-        except Invalid:
+        wanted = folded(name)  # stored names may be older than the rules for new ones
+        if len(wanted) > MAX_NAME_CHARS or not wanted.isprintable():
             return None
 
         def look(connection: Connection) -> Credentials | None:

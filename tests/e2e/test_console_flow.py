@@ -17,7 +17,7 @@ import pytest
 from openai import OpenAI
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.support.chromium import DESK, Visitor, needs_chromium, problems_of
+from tests.support.chromium import DESK, PHONE, Visitor, needs_chromium, problems_of
 from tests.support.console import PASSWORD
 from tests.support.server_process import MODEL, Server, server_process, until
 from tests.support.waiting_streams import full, waiting
@@ -397,7 +397,7 @@ def test_the_live_pages_are_accessible_fit_and_move_by_themselves(server: Server
         at = page.locator("#overview-now time").first
         first = at.text_content()
         expect(at).not_to_have_text(first or "")
-        expect(page.locator("[data-live=on]")).to_be_visible()
+        expect(page.locator("[data-state=on]")).to_be_visible()
         found = problems_of(page, "overview")
         page.goto("/console/waiting")
         link = page.get_by_role("link", name=f"Move {request_id}")
@@ -406,6 +406,21 @@ def test_the_live_pages_are_accessible_fit_and_move_by_themselves(server: Server
         expect(at).not_to_have_text(at.text_content() or "")
         expect(link).to_be_focused()
         found += problems_of(page, "waiting")
+        # On a phone a row is a card of two facts; one that is opened stays open.
+        page.reload()
+        page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+        card = (
+            page.get_by_role("region", name="Waiting requests")
+            .locator("tbody tr")
+            .filter(has=page.locator(f"[title={request_id}]"))
+        )
+        expect(card.locator("td:visible")).to_have_count(2)
+        card.get_by_role("button", name="More").click()
+        expect(link).to_be_visible()
+        expect(at).not_to_have_text(at.text_content() or "")
+        expect(card.get_by_role("button", name="More", expanded=True)).to_be_visible()
+        expect(link).to_be_visible()
+        page.set_viewport_size(DESK)  # type: ignore[arg-type]
         link.click()
         found += problems_of(page, "move")
     assert found == []

@@ -110,7 +110,7 @@ async def test_the_overview_shows_who_waits_and_its_figures_are_those_of_the_api
         assert used["cost_nanousd"] > 0
 
 
-async def test_twenty_open_overviews_take_one_snapshot_a_tick_however_they_are_connected(
+async def test_twenty_open_overviews_take_one_snapshot_a_tick(
     server: Server,
 ) -> None:
     async with person(server, "live-fifty", "owner") as browser:

@@ -1,4 +1,4 @@
-"""Several tabs of one browser: they share a connection, say when it is lost, and show nothing after the session."""
+"""Several tabs of one browser: they share a connection, and say when it is lost or their session over."""
 
 from __future__ import annotations
 

@@ -167,8 +167,10 @@ async def test_a_member_helps_himself_below_the_own_tenant_and_nowhere_else(hous
         f"/console/tenants/acme/limits/{foreign_limit.limit_id}",
         "/console/keys?tenant=other",
         "/console/tenants/no-such",
+        "/console/no/such/page",
     ):
         page = await member.get(path)
+        assert "Log out" in page.text, path
         assert (page.status_code, "Page not found" in page.text) == (404, True), path
     assert (await member.get("/console/tenants/acme/change")).status_code == 403
 

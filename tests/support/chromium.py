@@ -108,6 +108,23 @@ def fits(page: Page) -> bool:
     return wide
 
 
+TORN = """cells => cells.filter(cell => cell.checkVisibility()).filter(cell => {
+  const boxes = [...cell.childNodes].filter(node => node.textContent.trim()).map(node => {
+    const range = document.createRange();
+    range.selectNode(node);
+    return range.getBoundingClientRect();
+  });
+  const apart = (one, other) => other.top < one.bottom - 2 && other.left - one.right > 24;
+  return boxes.some((box, place) => place && apart(boxes[place - 1], box));
+}).map(cell => cell.textContent.trim())"""
+
+
+def torn(page: Page) -> list[str]:
+    """Cells whose parts stand apart on one line."""
+    found: list[str] = page.locator(".stacked td").evaluate_all(TORN)
+    return found
+
+
 def _serious(page: Page, name: str, theme: str) -> list[str]:
     """What axe, which is in the page already, calls serious."""
     options = {"resultTypes": ["violations"]} | RULES[theme]
@@ -133,6 +150,8 @@ def problems_of(page: Page, name: str) -> list[str]:
     page.set_viewport_size(PHONE)  # type: ignore[arg-type]
     if not fits(page):
         found.append(f"{name}: wider than {PHONE['width']} px")
+    page.locator(".row-button").evaluate_all("buttons => buttons.forEach(each => each.click())")
+    found += [f"{name}: torn apart: {each}" for each in torn(page)]
     page.set_viewport_size(DESK)  # type: ignore[arg-type]
     return found
 

@@ -23,6 +23,8 @@
       const isOpen = document.getElementById("menu").classList.toggle("open");
       menu.setAttribute("aria-expanded", String(isOpen));
     }
+    const button = event.target.closest(".row-button");
+    if (button) button.setAttribute("aria-expanded", String(button.closest("tr").toggleAttribute("data-open")));
     const copy = event.target.closest("[data-copy]");
     if (copy) {
       navigator.clipboard.writeText(document.getElementById(copy.dataset.copy).value)
@@ -93,6 +95,7 @@
     }, 15000);
   }
 
-  // A live region is morphed: its times change and are no new elements.
+  // A live region is morphed: cards stay open, and its times change without being new elements.
+  htmx.config.morphIgnore.push("data-open", "aria-expanded");
   document.addEventListener("htmx:after:swap", (event) => localise(event.target));
 })();

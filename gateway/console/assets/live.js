@@ -92,7 +92,7 @@
     }
     regions.delete(id);
     show(region, "stopped", data);
-    if (type === "ended") document.querySelector("main").replaceChildren(document.querySelector("h1"), box);
+    if (type === "ended") document.querySelector("main").replaceChildren(...document.querySelectorAll("main h1"), box);
   };
   const say = (isHere = !document.hidden) => {
     const shown = isHere ? [...regions].map(([id, { element }]) => [id, element.dataset.live]) : [];

@@ -37,7 +37,7 @@ class HubFull(Exception):
 
 
 @dataclass(slots=True)
-class Reader:
+class RegionReader:
     """A region in a browser, over reconnections."""
 
     text_of: Callable[[Any, dict[Hashable, str]], str]
@@ -103,7 +103,7 @@ class LiveHub:
         self._most = most
         self._of_person: Counter[str] = Counter()
         self._topics: dict[Hashable, Topic[Any]] = {}
-        self._readers: dict[Hashable, Reader] = {}
+        self._readers: dict[Hashable, RegionReader] = {}
         self._made = CounterMetric(
             "fairgate_console_snapshots",
             "Snapshots made for pages of the console that are watched or opened.",
@@ -155,7 +155,7 @@ class LiveHub:
                     topic.task = None
 
     @contextlib.asynccontextmanager
-    async def reading(self, name: Hashable, new: Reader) -> AsyncIterator[Reader]:
+    async def reading(self, name: Hashable, new: RegionReader) -> AsyncIterator[RegionReader]:
         """The reader of this name, if it was here within `RESUME_S`, or the new one."""
         reader = self._readers.setdefault(name, new)
         reader.streams += 1
@@ -165,7 +165,7 @@ class LiveHub:
             reader.streams -= 1
             asyncio.get_running_loop().call_later(RESUME_S, self._forget, name, reader)
 
-    def _forget(self, name: Hashable, reader: Reader) -> None:
+    def _forget(self, name: Hashable, reader: RegionReader) -> None:
         if not reader.streams and self._readers.get(name) is reader:
             del self._readers[name]
 

@@ -40,10 +40,10 @@ def _is_region(address: str) -> bool:
 # Without a session each region says so itself, with the way back to its own page.
 @page(PATH, act=None)
 async def shared_stream(request: Request) -> ASGIApp:
-    return streamed(_merged(request, wanted_of(request) if request.method == "GET" else {}))
+    return streamed(merged(request, wanted_of(request) if request.method == "GET" else {}))
 
 
-async def _merged(request: Request, wanted: dict[str, str]) -> AsyncGenerator[bytes, None]:
+async def merged(request: Request, wanted: dict[str, str]) -> AsyncGenerator[bytes, None]:
     # One place: a region renders its next event when the browser has taken the last one.
     ready: asyncio.Queue[bytes] = asyncio.Queue(1)
     tasks = [
@@ -63,18 +63,23 @@ async def _region(request: Request, reader: str, address: str, ready: asyncio.Qu
     mark = f"id: {reader}\n".encode()
     path, _, query = address.partition("?")
     status, is_stream, is_over = 500, False, False
+    answered = asyncio.Event()
 
     async def send(message: Message) -> None:
         nonlocal status, is_stream, is_over
         if message["type"] == "http.response.start":
             kind = dict(message["headers"]).get(b"content-type", b"")
             status, is_stream = message["status"], kind.startswith(EVENTS.encode())
-        elif message["type"] == "http.response.body" and is_stream and (body := message["body"]):
-            is_over = body.startswith(b"event: ")
-            await ready.put(mark + body)
+        elif message["type"] == "http.response.body":
+            if is_stream and (body := message["body"]):
+                is_over = body.startswith(b"event: ")
+                await ready.put(mark + body)
+            if not message["more_body"]:
+                answered.set()
 
     async def receive() -> Any:
-        await asyncio.Event().wait()  # it ends with the stream that it is part of
+        await answered.wait()
+        return {"type": "http.disconnect"}
 
     own = {"path": path, "raw_path": path.encode(), "query_string": query.encode(), "state": {READER: reader}}
     try:

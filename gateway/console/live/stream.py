@@ -18,7 +18,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.console import cookies
 from gateway.console.access import visit_of
-from gateway.console.live.hub import HubFull, LiveHub, Reader
+from gateway.console.live.hub import HubFull, LiveHub, RegionReader
 from gateway.console.rendering import HTML, SECURITY_HEADERS, render
 from gateway.console.return_path import log_in_for
 from gateway.http.asgi import Request, headers_of
@@ -129,7 +129,7 @@ async def _events(
     assert session is not None
     looked_s = deps.clock()
     number = 0
-    new = Reader(text_of, looked_s)
+    new = RegionReader(text_of, looked_s)
     name = (session.session_id, session.person, page, request.scope["state"].get(READER) or object())
     try:
         async with hub.watch(key, make, session.person) as topic, hub.reading(name, new) as reader:

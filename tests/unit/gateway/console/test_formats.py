@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 
 import pytest
 
 from gateway.console import formats
+from gateway.console.cards import cards, second_fact
 from tenants.csv_table import csv_text
 
 
@@ -73,3 +75,15 @@ def test_a_spreadsheet_runs_nothing_of_a_file() -> None:
     assert rows[0] == ["tenant", "tokens", "dollars"]
     assert [row[0] for row in rows[1:]] == ["'=1+1", "'+1", "'-1", "'@x", "'\tx", *names[5:]]
     assert {tuple(row[1:]) for row in rows[1:]} == {("-5", "")}
+
+
+def test_a_row_is_a_card_of_its_first_cell_and_a_second_fact() -> None:
+    row = (
+        '<tr class="over">\n<td data-label="A"><a title="&gt;">1</a></td><td>2</td><td>3</td><td>4</td></tr>'
+    )
+    card = row.replace("</td>", "|</td>", 1).replace("<td>3", "<td data-second>3")
+    columns = ["A", "B", ("C", "number"), "D"]
+    assert re.sub("<button.*?</button>", "|", cards(row + row, columns)) == card + card
+    assert second_fact(["A", ("B", "number"), ("C", "number second")]) == 2
+    assert second_fact([("A", "number"), "B"]) == 1
+    assert cards(row, columns[:3]) == row

@@ -9,10 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from litestar import Litestar, Request, get
+from litestar.types import ASGIApp
 from prometheus_client import CollectorRegistry
 
-from gateway.console.live.hub import MOST_OF_PERSON, OWNERS_PART, HubFull, LiveHub
-from gateway.console.live.stream import streamed
+from gateway.console.live.hub import MOST_OF_PERSON, OWNERS_PART, HubFull, LiveHub, RegionReader
+from gateway.console.live.shared_stream import merged
+from gateway.console.live.stream import last_event, streamed
 from tenants.people.person import Person
 from tenants.people.roles import Role
 
@@ -146,3 +149,42 @@ async def test_a_stream_that_is_not_read_ends_and_gives_its_place_back() -> None
     await streamed(events(), unread_s=0.01)({"type": "http"}, receive, send)  # type: ignore[arg-type]
     assert closed.is_set()
     assert [each.get("body") for each in sent[1:]] == [b"data: x\n\n"] * 3
+
+
+async def test_a_region_that_is_back_soon_goes_on_with_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub, first = LiveHub(CollectorRegistry()), RegionReader(lambda *_: "", 0.0)
+    async with hub.reading("a", first):
+        pass
+    monkeypatch.setattr("gateway.console.live.hub.RESUME_S", 0.0)
+    async with hub.reading("a", replace(first)) as again, hub.reading("b", replace(first)) as other:
+        assert again is first
+        assert other is not first
+    for _ in range(3):
+        await asyncio.sleep(0)
+    async with hub.reading("a", replace(first)) as late:
+        assert late is not first
+
+
+async def test_a_shared_stream_outlives_a_region_that_is_over_and_ends_with_one_that_is_lost() -> None:
+    over, stopped = asyncio.Event(), last_event("Over.", "/console", "Go on")
+
+    def region(path: str, *, is_over: bool) -> Any:
+        async def events() -> AsyncGenerator[bytes, None]:
+            if is_over:
+                yield stopped
+                over.set()
+                return
+            yield b"data: 1\n\n"
+            await over.wait()
+            yield b"data: 2\n\n"
+
+        @get(path)
+        async def handler() -> ASGIApp:
+            return streamed(events())
+
+        return handler
+
+    app = Litestar([region("/a/live", is_over=True), region("/b/live", is_over=False)], openapi_config=None)
+    scope: Any = {"type": "http", "method": "GET", "headers": [], "app": app, "litestar_app": app}
+    parts = [part async for part in merged(Request(scope), {"a": "/a/live", "b": "/b/live?x=1"})]
+    assert sorted(parts) == [b"id: a\n" + stopped, b"id: b\ndata: 1\n\n", b"id: b\ndata: 2\n\n"]
