@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 from engine.messages import TIER_RANKS
 from gateway.console.formats import seconds
+from gateway.console.pages.live.past_hour import PastHour
 from gateway.console.return_path import with_query
 from gateway.pools.live_counters import FleetNow, ReplicaNow, TenantNow
-
-if TYPE_CHECKING:
-    from gateway.console.pages.live.past_hour import PastHour
 
 A_TENTH = 0.1
 """A difference below a tenth is not worth a sentence."""
@@ -163,7 +160,7 @@ class Overview:
     needs: tuple[Need, ...]
     left_out: int
     """Tenants and tiers that are not shown."""
-    hour: PastHour | None = None
+    hour: PastHour = field(default_factory=PastHour)
 
     @property
     def answering(self) -> str:
