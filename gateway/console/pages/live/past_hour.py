@@ -33,8 +33,7 @@ MOST_LINES = 4
 MOST_EVENTS = 8
 MOST_TENANTS = 50
 ACTS = {"policy": "policy changed", "brake.set": "brake set", "brake.end": "brake ended"}
-WIDTH, HEIGHT = 760, 216
-LEFT, RIGHT, TOP, BOTTOM = 46, 752, 20, 194
+LEFT, RIGHT, TOP, BOTTOM = 46, 752, 20, 164
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +235,10 @@ async def _acts(deps: GatewayDeps, since: str) -> list[HourEvent]:
     found = []
     for act, words in ACTS.items():
         page = await read_page(deps.admin, AUDIT, AuditQuery(act=act, since=since), limit=MOST_EVENTS)
-        found += [HourEvent(to_us(row.at), f"{words} by {row.actor}", "/console/policy") for row in page.rows]
+        found += [
+            HourEvent(to_us(row.at), f"{words} by {row.actor.removeprefix('person:')}", "/console/policy")
+            for row in page.rows
+        ]
     moves = await read_page(deps.admin, MOVES, MoveQuery(made=True, since=since), limit=MOST_EVENTS)
     found += [
         HourEvent(move.at_us, f"control loop moved {move.knob} to {move.after:g}", "/console/policy")
