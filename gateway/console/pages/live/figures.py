@@ -261,7 +261,9 @@ def share_text(part: float) -> str:
 
 
 def _times(factor: float) -> str:
-    return f"{factor:.2g} times its weight" if factor >= 2 else f"{100 * (factor - 1):.0f} % over its weight"
+    if factor < 2:
+        return f"{100 * (factor - 1):.0f} % over its weight"
+    return f"{factor:.0f} times its weight" if factor >= 10 else f"{factor:.2g} times its weight"
 
 
 def _requests(number: int) -> str:
