@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 from engine.messages import TIER_RANKS
 from gateway.console.formats import seconds
+from gateway.console.pages.live.past_hour import PastHour
 from gateway.console.return_path import with_query
 from gateway.pools.live_counters import FleetNow, ReplicaNow, TenantNow
-
-if TYPE_CHECKING:
-    from gateway.console.pages.live.past_hour import PastHour
 
 A_TENTH = 0.1
 """A difference below a tenth is not worth a sentence."""
@@ -25,7 +22,8 @@ FLOODS = 2.0
 """Times its weight, from where on a tenant is named among what needs somebody."""
 SLOW_LINE_S = 0.5
 """Mean time before the queue, from where on stores or event loop are named."""
-FEWEST_ARRIVALS = 5
+FEWEST_ARRIVALS = 3
+"""Whose mean time before the queue is told."""
 MOST_NEEDS = 6
 
 
@@ -107,6 +105,8 @@ class ShareRow:
     """Its fair share of what was asked for; None: the tier had no service."""
     had: float | None
     before_line_s: float | None
+    arrivals: int
+    """Requests that the mean before is of."""
     why: str = ""
     """Of one that is more than a tenth off its weight or off what it was due; empty: it is not."""
 
@@ -163,7 +163,7 @@ class Overview:
     needs: tuple[Need, ...]
     left_out: int
     """Tenants and tiers that are not shown."""
-    hour: PastHour | None = None
+    hour: PastHour = field(default_factory=PastHour)
 
     @property
     def answering(self) -> str:
@@ -225,6 +225,7 @@ def share_rows(tenants: Sequence[TenantNow], names: Mapping[str, str]) -> tuple[
             tenant.due / total if total else None,
             tenant.had / total if total else None,
             tenant.before_line_us / tenant.arrivals / 1e6 if tenant.arrivals else None,
+            tenant.arrivals,
         )
         rows.append(replace(row, why=why_of(row)))
     return tuple(sorted(rows, key=_rank))
@@ -260,7 +261,9 @@ def share_text(part: float) -> str:
 
 
 def _times(factor: float) -> str:
-    return f"{factor:.2g} times its weight" if factor >= 2 else f"{100 * (factor - 1):.0f} % over its weight"
+    if factor < 2:
+        return f"{100 * (factor - 1):.0f} % over its weight"
+    return f"{factor:.0f} times its weight" if factor >= 10 else f"{factor:.2g} times its weight"
 
 
 def _requests(number: int) -> str:
@@ -301,7 +304,7 @@ def needs_of(now: FleetNow, rows: Sequence[ShareRow], slow: SlowFigures) -> list
             words = f"{limit.name}: the limit of {limit.words} is exhausted{refused}"
             found.append(Need(words, "Change the limit", limit.href))
     found += [Need(says, "See why", href or "/console/alerts") for says, href in slow.urgent]
-    found += _slow_line(now)
+    found += _slow_line(rows, max((gateway.lag_s for gateway in now.gateways), default=0.0))
     found += [
         Need(row.sentence, "See its queue", _waiting(row)) for row in rows if row.is_behind and row.queued
     ]
@@ -309,17 +312,18 @@ def needs_of(now: FleetNow, rows: Sequence[ShareRow], slow: SlowFigures) -> list
     return found
 
 
-def _slow_line(now: FleetNow) -> list[Need]:
-    arrivals = sum(tenant.arrivals for tenant in now.tenants)
-    mean_s = sum(tenant.before_line_us for tenant in now.tenants) / max(1, arrivals) / 1e6
-    if arrivals < FEWEST_ARRIVALS or mean_s < SLOW_LINE_S:
+def _slow_line(rows: Sequence[ShareRow], lag_s: float) -> list[Need]:
+    """By the tenant that it takes longest: whoever floods comes when the store has just answered."""
+    several = [row for row in rows if row.arrivals >= FEWEST_ARRIVALS]
+    slowest = max(several, key=lambda row: row.before_line_s or 0.0, default=None)
+    if slowest is None or slowest.before_line_s is None or slowest.before_line_s < SLOW_LINE_S:
         return []
-    lag_s = max((gateway.lag_s for gateway in now.gateways), default=0.0)
-    is_lag = lag_s > mean_s / 2
-    cause = f"a gateway is overloaded (it stood for {seconds(lag_s)})" if is_lag else "a store is slow"
-    hint = "Gateways" if is_lag else "Check database and Redis"
-    href = "#gateways" if is_lag else "/console/alerts"
-    return [Need(f"Requests take {seconds(mean_s)} to reach the queue: {cause}", hint, href)]
+    took = f"Requests of {slowest.name} take {seconds(slowest.before_line_s)} to reach the queue"
+    if lag_s > slowest.before_line_s / 2:
+        return [
+            Need(f"{took}: a gateway is overloaded (it stood for {seconds(lag_s)})", "Gateways", "#gateways")
+        ]
+    return [Need(f"{took}: a store is slow", "Check database and Redis", "/console/alerts")]
 
 
 def _floods(rows: Sequence[ShareRow]) -> list[Need]:

@@ -21,8 +21,6 @@ class FirstSteps:
     steps: tuple[tuple[str, str, bool], ...]
     """Words, link, whether it is done."""
     curl: str
-    is_new: bool
-    """No request has come yet."""
 
 
 async def first_steps(request: Request) -> FirstSteps | None:
@@ -51,7 +49,7 @@ async def first_steps(request: Request) -> FirstSteps | None:
         ("Send a first request with the line below", "/console/requests", bool(ended)),
         ("Invite a colleague", "/console/people", len(people) > 1),
     )
-    return FirstSteps(steps, curl_line(request), not ended)
+    return FirstSteps(steps, curl_line(request))
 
 
 def curl_line(request: Request) -> str:

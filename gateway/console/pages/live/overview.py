@@ -24,7 +24,7 @@ from gateway.console.pages.live.figures import (
     tiers_of,
 )
 from gateway.console.pages.live.first_steps import first_steps
-from gateway.console.pages.live.past_hour import PastHour, read_past_hour
+from gateway.console.pages.live.past_hour import HourEvent, PastHour, read_past_hour
 from gateway.console.pages.requests.ways_out import cause_of
 from gateway.console.pages.tenant_parts.amounts import amount_text, in_short, what_of
 from gateway.console.rendering import page_response, redirect, render
@@ -175,8 +175,13 @@ class OverviewMaker:
     async def _read_hour(self, wall_s: float) -> None:
         minute = int((wall_s - WRITTEN_S) // 60)
         if minute != self._minute:
+            exhausted = [
+                HourEvent(limit.since_us, f"{limit.name}: {limit.words} exhausted", limit.href)
+                for limit in self._slow.tight
+                if limit.since_us is not None
+            ]
             try:
-                self._hour = await read_past_hour(self._gateway.deps, self._slow.tight, round(wall_s * 1e6))
+                self._hour = await read_past_hour(self._gateway.deps, exhausted, round(wall_s * 1e6))
             except DatabaseUnavailable:
                 return
             self._minute = minute
@@ -295,21 +300,17 @@ def _tenants_of(request: Request) -> tuple[TenantsMaker, TenantsWriter, tuple[ob
 @page(PATH)
 async def overview_page(request: Request) -> Response[str]:
     visit, hub = visit_of(request), hub_of(request)
-    full = hub.refusal(visit.person)
-    if not visit.person.may(Act.READ_PLATFORM):
+    live, steps = f"{PATH}{LIVE}", None
+    if visit.person.may(Act.READ_PLATFORM):
+        writer = _writer(request)
+        shown = writer.shown(await hub.look(TOPIC, maker_of(request).make))
+        live = with_query(live, {"tenant": writer.wanted, "all": "yes" if writer.all else ""})
+        steps = await first_steps(request)
+    else:
         maker, of_tenants, key = _tenants_of(request)
         shown = of_tenants.shown(await hub.look(key, maker.make))
-        return page_response("live/tenants.html", visit, full=full, **shown)
-    writer = _writer(request)
-    shown = writer.shown(await hub.look(TOPIC, maker_of(request).make))
-    return page_response(
-        "live/overview.html",
-        visit,
-        full=full,
-        live=with_query(f"{PATH}{LIVE}", {"tenant": writer.wanted, "all": "yes" if writer.all else ""}),
-        steps=await first_steps(request),
-        **shown,
-    )
+    full = hub.refusal(visit.person)
+    return page_response("live/overview.html", visit, full=full, live=live, steps=steps, **shown)
 
 
 @page(f"{PATH}{LIVE}")

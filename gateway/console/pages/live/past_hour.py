@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from gateway.console.pages.live.figures import TightLimit
 from gateway.deps import GatewayDeps
 from tenants.counts.minute_store import (
     HOUR_US,
@@ -34,8 +33,7 @@ MOST_LINES = 4
 MOST_EVENTS = 8
 MOST_TENANTS = 50
 ACTS = {"policy": "policy changed", "brake.set": "brake set", "brake.end": "brake ended"}
-WIDTH, HEIGHT = 760, 216
-LEFT, RIGHT, TOP, BOTTOM = 46, 752, 20, 194
+LEFT, RIGHT, TOP, BOTTOM = 46, 752, 20, 164
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +235,10 @@ async def _acts(deps: GatewayDeps, since: str) -> list[HourEvent]:
     found = []
     for act, words in ACTS.items():
         page = await read_page(deps.admin, AUDIT, AuditQuery(act=act, since=since), limit=MOST_EVENTS)
-        found += [HourEvent(to_us(row.at), f"{words} by {row.actor}", "/console/policy") for row in page.rows]
+        found += [
+            HourEvent(to_us(row.at), f"{words} by {row.actor.removeprefix('person:')}", "/console/policy")
+            for row in page.rows
+        ]
     moves = await read_page(deps.admin, MOVES, MoveQuery(made=True, since=since), limit=MOST_EVENTS)
     found += [
         HourEvent(move.at_us, f"control loop moved {move.knob} to {move.after:g}", "/console/policy")
@@ -246,8 +247,8 @@ async def _acts(deps: GatewayDeps, since: str) -> list[HourEvent]:
     return found
 
 
-async def read_past_hour(deps: GatewayDeps, tight: Sequence[TightLimit], now_us: int) -> PastHour:
-    """Raises `DatabaseUnavailable`."""
+async def read_past_hour(deps: GatewayDeps, further: Sequence[HourEvent], now_us: int) -> PastHour:
+    """`further`: events that the database does not have. Raises `DatabaseUnavailable`."""
     since_us = now_us // MINUTE_US * MINUTE_US - HOUR_US - MINUTE_US
 
     def look(connection: Connection) -> tuple[Minutes, list[tuple[EngineKey, EngineMinute]]]:
@@ -260,9 +261,4 @@ async def read_past_hour(deps: GatewayDeps, tight: Sequence[TightLimit], now_us:
         if (tenant := deps.directory.tenant(tenant_id)) is not None:
             names[tenant_id], weights[tenant_id] = tenant.name, tenant.weight
     events = replica_events(engines) + await _acts(deps, from_us(since_us).isoformat())
-    events += [
-        HourEvent(each.since_us, f"{each.name}: {each.words} exhausted", each.href)
-        for each in tight
-        if each.since_us is not None
-    ]
-    return past_hour(flow, names, weights, events, now_us)
+    return past_hour(flow, names, weights, [*events, *further], now_us)

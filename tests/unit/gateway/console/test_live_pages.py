@@ -77,7 +77,7 @@ def test_gateways_are_added_up_each_once_and_a_replica_stands_once() -> None:
 
 
 def a_row(
-    name: str = "ads", *, queued: int = 0, running: int = 0, weight: float = 1.0, **of: float
+    name: str = "ads", *, queued: int = 0, running: int = 0, weight: float = 1.0, **of: Any
 ) -> TenantNow:
     return TenantNow(name, "standard", weight, queued, running, **of)
 
@@ -140,7 +140,7 @@ def test_what_needs_somebody_the_worst_first_and_where_to_act() -> None:
             "finance: the limit of 1,500 tokens a day is exhausted; 300 requests refused today",
             "/console/tenants/t3/limits/lim_1",
         ),
-        ("Requests take 1.0 s to reach the queue: a store is slow", "/console/alerts"),
+        ("Requests of ads take 1.0 s to reach the queue: a store is slow", "/console/alerts"),
         (
             "ads had 5 %, 64 % less than due: 4 requests are waiting",
             "/console/waiting?tenant=ads&tier=standard",
