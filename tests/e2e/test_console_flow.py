@@ -333,8 +333,8 @@ def try_and_apply(server: Server, page: Page, problems: list[str]) -> None:
     """A what-if with another policy, and its policy put in force."""
     assert server.admin("GET", "/policy")["policy"] != "fcfs"
     go(page, "Policy")
-    page.get_by_label("First requests alone").fill("60")
-    page.get_by_label("Policies").fill("fcfs")
+    expect(page.get_by_role("group", name="Which traffic").get_by_role("radio").first).to_be_checked()
+    expect(page.get_by_role("checkbox", name="fcfs")).to_be_checked()
     page.get_by_role("button", name="Simulate").click()
     expect(page.get_by_role("heading", name="Side by side")).to_be_visible(timeout=120_000)
     problems += problems_of(page, "flow-what-if")
