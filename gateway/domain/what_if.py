@@ -9,8 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import groupby
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
+from gateway.domain.server_description import ServerDescription, packed
 from tenants.config_file.document import ConfigLimit, ConfigTenant, Configuration
 
 INSTANT = "%Y-%m-%dT%H:%M:%S.%f"
@@ -65,6 +69,60 @@ class WhatIfAsked:
             for name in names
         ]
         return Configuration(version=1, tenants=tenants)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Requests that one server ran while it did not change: what a what-if can replay."""
+
+    since_us: int
+    until_us: int
+    """Exclusive; both are times of their ends."""
+    requests: int
+    server: ServerDescription
+    """Its first one: gateways and step times differ within a stretch."""
+    gateways: tuple[str, ...]
+    has_step_time: bool
+
+    @property
+    def can_be_replayed(self) -> bool:
+        """Its engines are ours, alike, and were timed."""
+        return not self.server.is_foreign and len(set(self.server.engines)) == 1 and self.has_step_time
+
+    @property
+    def policy(self) -> str:
+        options = ", ".join(f"{name}={value}" for name, value in self.server.options.items())
+        return f"{self.server.policy} ({options})" if options else self.server.policy
+
+
+def stretches_of(
+    rows: Sequence[tuple[int, str | None]], servers: Mapping[str, ServerDescription]
+) -> list[Stretch]:
+    """By model, of each the oldest first. `rows`: end and id of its server, by end; those without a known
+    server are left out."""
+    known = [(ended_us, servers[name]) for ended_us, name in rows if name in servers]
+    common = {id(server): common_of(server) for server in servers.values()}
+    stretches = []
+    for model in sorted({server.model for _, server in known}):
+        its = [row for row in known if row[1].model == model]
+        for _, group in groupby(its, lambda row: common[id(row[1])]):
+            ran = list(group)
+            stretches.append(
+                Stretch(
+                    ran[0][0],
+                    ran[-1][0] + 1,
+                    len(ran),
+                    ran[0][1],
+                    tuple(sorted({server.gateway_id for _, server in ran})),
+                    any(server.step_time and server.step_time.samples for _, server in ran),
+                )
+            )
+    return stretches
+
+
+def common_of(server: ServerDescription) -> bytes:
+    """What all gateways in front of the same engines share, at any time."""
+    return packed(replace(server, gateway_id="", step_time=None))
 
 
 def _instant(at_us: int) -> str:

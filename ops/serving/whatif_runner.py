@@ -155,19 +155,23 @@ async def _all(stream: asyncio.StreamReader) -> bytes:
 
 
 async def _said(stream: asyncio.StreamReader, run: WhatIfRun) -> str:
-    """Copies progress into the run; returns the end of all other output."""
+    """Copies progress into the run; returns why it is refused, or the end of all other output."""
     lines: list[str] = []
+    refused = ""
     async for line in stream:
         text = line.decode(errors="replace").rstrip()
         if text.startswith("{"):
             with contextlib.suppress(ValueError, KeyError, TypeError, ZeroDivisionError):
                 progress = json.loads(text)
+                if "refused" in progress:
+                    refused = progress["refused"]
+                    continue
                 run.policy, run.number = progress["policy"], progress["number"]
                 run.part = progress["done"] / progress["total"]
                 continue
         lines.append(text)
         del lines[:-100]
-    return _words(lines)
+    return refused or _words(lines)
 
 
 def _words(lines: Sequence[str]) -> str:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
 from typing import Any
 
 from msgspec.structs import replace
@@ -18,9 +17,9 @@ from gateway.domain.server_description import (
     DescribedEngine,
     ServerDescription,
     UnreadableDescription,
-    packed,
     server_of,
 )
+from gateway.domain.what_if import Stretch, common_of, stretches_of
 from gateway.flow.lanes import LaneRule, long_tokens_of
 from gateway.flow.placement import Scorer
 from gateway.flow.routing import PrefixRouter
@@ -71,8 +70,8 @@ class ReplayedServer:
             why = f"its engines differ in size ({'; '.join(sorted(set(map(_sizes, described.engines))))})"
         if why or described.step_time is None:
             raise ServerUnknown(
-                f"what served model {described.model} cannot be simulated: {why}; name another machine with"
-                f" {OTHER_MACHINE}"
+                f"what served model {described.model} cannot be simulated: {why}",
+                f"; name another machine with {OTHER_MACHINE}",
             )
         [engine] = set(described.engines)
         return profile_machine(
@@ -120,14 +119,13 @@ def only_of(
 def replayed_server(rows: Sequence[RecordedTimeline], described: Mapping[str, bytes]) -> ReplayedServer:
     """The server that all `rows` (at least one) name. Raises `ServerUnknown`."""
     servers = _servers(rows, described)
-    common = {name: _common(server) for name, server in servers.items()}
-    if len(set(common.values())) > 1:
-        stretches = _stretches(rows, servers, common)
-        shown = "".join(f"\n  {stretch}" for stretch in stretches[:MOST_SHOWN])
+    if len(set(map(common_of, servers.values()))) > 1:
+        stretches = stretches_of([(row.ended_us, row.server) for row in rows], servers)
+        shown = "".join(f"\n  {_flags(stretch)}" for stretch in stretches[:MOST_SHOWN])
         more = f"\n  and {len(stretches) - MOST_SHOWN} more" if len(stretches) > MOST_SHOWN else ""
         raise ServerUnknown(
-            "the server changed in that time: replay one stretch of it, what one gateway served (--gateway),"
-            f" or name one with {OTHER_MACHINE}:{shown}{more}"
+            "the server changed in that time: replay one stretch of it",
+            f", what one gateway served (--gateway), or name one with {OTHER_MACHINE}:{shown}{more}",
         )
     one = next(iter(servers.values()))
     pace = mean_of(servers[row.server].step_time for row in rows if row.server is not None)
@@ -143,8 +141,8 @@ def _servers(
         some = "all" if len(missing) == len(rows) else f"{len(missing):,} of the {len(rows):,}"
         raise ServerUnknown(
             f"{some} requests of that time were recorded by a version of Fairgate that did not store what"
-            f" served them, the last at {last:{INSTANT}}: take a later time (--from), record anew, or name"
-            f" all that it would say with {OTHER_MACHINE}"
+            f" served them, the last at {last:{INSTANT}}: take a later time",
+            f" (--from), record anew, or name all that it would say with {OTHER_MACHINE}",
         )
     servers = {}
     for name in {row.server for row in rows if row.server is not None}:
@@ -153,39 +151,20 @@ def _servers(
         except UnreadableDescription as error:
             raise ServerUnknown(
                 f"the description of the server that ran requests of that time cannot be read: {error}; take "
-                f"another time, the version of Fairgate that recorded it, or name all that it would say with"
-                f" {OTHER_MACHINE}"
+                "another time, or the version of Fairgate that recorded it",
+                f", or name all that it would say with {OTHER_MACHINE}",
             ) from None
     return servers
 
 
-def _common(server: ServerDescription) -> bytes:
-    """What all gateways in front of the same engines share, at any time."""
-    return packed(replace(server, gateway_id="", step_time=None))
-
-
-def _stretches(
-    rows: Sequence[RecordedTimeline], servers: Mapping[str, ServerDescription], common: Mapping[str, bytes]
-) -> list[str]:
-    lines = []
-    for _, group in groupby(rows, lambda row: common[row.server or ""]):
-        its = list(group)
-        since, until = (
-            _EPOCH + timedelta(microseconds=at_us) for at_us in (its[0].ended_us, its[-1].ended_us + 1)
-        )
-        gateways = sorted({servers[row.server].gateway_id for row in its if row.server is not None})
-        server = servers[its[0].server or ""]
-        sizes = sorted(set(map(_sizes, server.engines)))
-        lines.append(
-            f"--from {since:{INSTANT}} --to {until:{INSTANT}}: {len(its):,} requests, {_policy(server)}, "
-            f"{len(server.engines)} x {'; '.join(sizes)}, gateway {', '.join(gateways)}"
-        )
-    return lines
-
-
-def _policy(server: ServerDescription) -> str:
-    options = ", ".join(f"{name}={value}" for name, value in server.options.items())
-    return f"{server.policy} ({options})" if options else server.policy
+def _flags(stretch: Stretch) -> str:
+    since, until = (_EPOCH + timedelta(microseconds=at_us) for at_us in (stretch.since_us, stretch.until_us))
+    engines = stretch.server.engines
+    sizes = "; ".join(sorted(set(map(_sizes, engines))))
+    return (
+        f"--from {since:{INSTANT}} --to {until:{INSTANT}}: {stretch.requests:,} requests, {stretch.policy}, "
+        f"{len(engines)} x {sizes}, gateway {', '.join(stretch.gateways)}"
+    )
 
 
 def _sizes(engine: DescribedEngine) -> str:

@@ -119,8 +119,8 @@ def read(
             served.append(answer)
     if not served:
         raise BadTrace(
-            f"{name}: no answer was recorded in that time ({unserved} requests ended without a token); take "
-            "a longer one (--last 24h), or see that timelines are kept (gateway.timeline_days)"
+            f"{name}: no answer was recorded in that time ({unserved} requests ended without a token)",
+            "; take a longer one (--last 24h), or see that timelines are kept (gateway.timeline_days)",
         )
     return Recorded(name, tuple(sorted(served, key=lambda answer: answer.arrived_us)[:limit]), unserved)
 

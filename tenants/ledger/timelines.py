@@ -104,6 +104,22 @@ async def recorded(database: Database, *, from_us: int, to_us: int, most: int) -
     return await database.read(look)
 
 
+async def servers(database: Database, *, from_us: int, to_us: int, most: int) -> list[tuple[int, str | None]]:
+    """When the newest `most` of that time ended, and what ran each, oldest first. Raises
+    `DatabaseUnavailable`."""
+
+    def look(connection: Connection) -> list[tuple[int, str | None]]:
+        rows = connection.execute(
+            select(timelines.c.ended_us, timelines.c.server)
+            .where(timelines.c.ended_us >= from_us, timelines.c.ended_us < to_us)
+            .order_by(timelines.c.ended_us.desc())
+            .limit(most)
+        )
+        return [(row.ended_us, row.server) for row in rows][::-1]
+
+    return await database.read(look)
+
+
 async def described(database: Database, ids: Collection[str]) -> dict[str, bytes]:
     """By id; missing ones are left out. Raises `DatabaseUnavailable`."""
 

@@ -1,8 +1,8 @@
 """How close limits are to refusing, and how many requests they have refused.
 
 A window is *exhausted* if it has no room for a typical request: if less is left than the mean request of its
-tenant used since yesterday (UTC), or if more than half is used and the smallest request that it refused in the
-last ten minutes would not fit now either. It is *nearly* used up from 80 % on."""
+tenant used since yesterday (UTC), or if more than half is used and the smallest request that it refused in
+the last ten minutes would not fit now either. It is *nearly* used up from 80 % on."""
 
 from __future__ import annotations
 

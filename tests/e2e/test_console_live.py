@@ -196,9 +196,7 @@ async def test_a_member_sees_the_own_tenants_requests_alone_also_in_the_stream(
             tabs = urlencode({"b": f"{WAITING}/live", "c": "/console/x/live", "d": WAITING})
             async with stream(browser, f"/console/streams?{tabs}") as events:
                 shared = {(each := await anext(events)).partition("\n")[0]: each for _ in range(2)}
-            assert shared["id: c"].startswith(
-                "id: c\nevent: stopped\nThis part of the page cannot be shown."
-            )
+            assert shared["id: c"].startswith("id: c\nevent: stopped\nThis part of the page cannot be shown.")
             for text in (page, live, shared["id: b"]):
                 assert mine in text
                 assert foreign not in text

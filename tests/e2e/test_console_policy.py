@@ -136,7 +136,6 @@ async def test_a_what_if_is_that_of_the_command_line_and_can_be_applied(
         wrong = await owner.send(
             "/console/policy",
             "/console/policy/what-if",
-            last="1 hour",
             policies=SCRIPT,
             weights="what-if=2",
         )
@@ -218,7 +217,7 @@ async def test_a_run_that_cannot_be_says_why_and_one_that_runs_is_cancelled(
         path = begun.headers["location"]
         busy = await owner.send("/console/policy", "/console/policy/what-if", **{"from": since, "to": until_})
         assert busy.status_code == 409
-        assert "Another what-if is under way" in busy.text
+        assert "Another what-if is running" in busy.text
         cancelled = await owner.send(path, f"{path}/cancel")
         assert cancelled.headers["location"] == path
         assert '<span role="status">cancelled</span>' in (await owner.get(path)).text

@@ -67,11 +67,11 @@ def test_a_requests_page_shows_what_the_ledger_says_and_to_members_of_its_tenant
         amounts = (row["input_tokens"], row["output_tokens"], exact_dollars(row["cost_nanousd"]))
         assert " ".join(map(str, amounts)) in shown
         assert row["gateway_id"] in shown
-    assert "Told against happened" in shown
+    assert "Estimate and actual" in shown
     with person(server, "bo-of-requests", "member", ("on-pages",)) as own:
         to_its_tenant = own.get(f"/console/requests/{request_id}")
         assert row["gateway_id"] not in to_its_tenant.text
-        assert "Told against happened" in to_its_tenant.text
+        assert "Estimate and actual" in to_its_tenant.text
         assert request_id in own.get("/console/requests").text
     with person(server, "cy-of-requests", "member", ("not-on-pages",)) as other:
         assert other.get(f"/console/requests/{request_id}").status_code == 404

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from gateway.domain.server_description import packed
 from gateway.domain.what_if import RunState, WhatIfAsked, WhatIfBusy, WhatIfRun
 from ops.serving.whatif_runner import WhatIfRunner
 from ops.settings.settings import load
 from tenants.config_file.document import ConfigLimit
-from tests.integration.test_whatif import NINE, Book, asked, book, house
+from tests.integration.test_whatif import NINE, SERVER, Book, asked, book, house
 from tests.support.engine_process import until
 
 __all__ = ["book", "house"]
@@ -71,6 +73,15 @@ async def test_the_report_is_that_of_the_command_line(
     limited = await ended(runner, WhatIfAsked(NINE_US, NINE_US + HOUR_US, limits=limits))
     assert limited.report["overrides"] == ["slow: limit concurrency 1 (served: none)"]
     assert runner.runs() == [limited, run]
+
+
+async def test_a_run_over_a_server_that_changed_says_so_without_flags(
+    book: Book, runner: WhatIfRunner
+) -> None:
+    await book.answer(0)
+    await book.answer(1, server=packed(replace(SERVER, policy="fcfs")))
+    run = await ended(runner, SMALL)
+    assert run.error == "the server changed in that time: replay one stretch of it"
 
 
 async def test_a_run_that_fails_says_what_the_command_says(house: str, runner: WhatIfRunner) -> None:

@@ -214,6 +214,12 @@ def collector(drawn: list[Any], scenario: Scenario) -> Callable[[str, Any], None
     return lambda name, pool: drawn.append(curves(pool, scenario.slo))
 
 
+def say_refused(why: str) -> None:
+    """With `--progress`, why there is no run, without the flags of a command line."""
+    if LINES_KEY in click.get_current_context().meta:
+        click.echo(json.dumps({"refused": why}), err=True)
+
+
 @contextmanager
 def progress_of(
     scenario: Scenario, policies: list[str]

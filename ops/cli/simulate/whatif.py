@@ -24,6 +24,7 @@ from ops.cli.simulate.options import (
     progress_of,
     progress_option,
     run_and_answer,
+    say_refused,
     scenario_of,
     serving_options,
 )
@@ -164,6 +165,7 @@ def whatif(
             overrides=overrides,
         )
     except BadTrace as error:
+        say_refused(error.why)
         raise Failure(str(error)) from None
     except BadFile as error:
         raise click.UsageError(f"{limits_file}: {error}") from None

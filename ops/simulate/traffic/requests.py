@@ -78,6 +78,11 @@ class Source(Protocol):
 class BadTrace(ValueError):
     """A source holds an invalid request; the message names file, line and column, and the remedy."""
 
+    def __init__(self, why: str, remedy: str = "") -> None:
+        """`remedy`: for a command line, whose flags it may name."""
+        super().__init__(why + remedy)
+        self.why = why
+
 
 @dataclass(frozen=True, slots=True)
 class Sped:

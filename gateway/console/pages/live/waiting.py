@@ -108,7 +108,11 @@ def told_lines(waits: Iterable[KeptWaits], names: Mapping[str, str]) -> tuple[To
     """The furthest off first."""
     lines = [
         ToldHad(
-            names.get(each.tenant_id, each.tenant_id), each.tier, each.told_p50_s, each.had_p50_s, _is_off(each)
+            names.get(each.tenant_id, each.tenant_id),
+            each.tier,
+            each.told_p50_s,
+            each.had_p50_s,
+            _is_off(each),
         )
         for each in waits
         if each.told_p50_s is not None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from litestar import Response
 
 from engine.scheduling.policy import policy_names
+from gateway.console import formats
 from gateway.console.access import form, page, visit_of
 from gateway.console.form_errors import FormProblem, problem_of
 from gateway.console.forms import typed_fields
@@ -15,7 +17,8 @@ from gateway.console.pages.policy import what_if_form
 from gateway.console.pages.policy.policy_words import KNOB_UNITS, SAYS, knobs, words_of
 from gateway.console.pages.policy.what_if_report import otherwise_of, progress_words
 from gateway.console.rendering import page_response, redirect
-from gateway.domain.what_if import WhatIf, WhatIfBusy
+from gateway.domain.server_description import UnreadableDescription, server_of
+from gateway.domain.what_if import Stretch, WhatIf, WhatIfBusy, stretches_of
 from gateway.flow.control_rules import ControlMode
 from gateway.flow.dispatch_log import LogRecord
 from gateway.flow.learned.report import at_work_words
@@ -27,6 +30,7 @@ from gateway.routes.views.status_view import models_of
 from tenants.admin.audit import AuditRow
 from tenants.errors import Invalid
 from tenants.instants import to_us
+from tenants.ledger import timelines
 from tenants.people.roles import Act
 from tenants.resources.reading import read_page
 from tenants.resources.records.audit import AUDIT, AuditQuery
@@ -47,7 +51,7 @@ DONE = {
     "applied": "It is applied, and in force from the next step on.",
     "nothing": "It was so already: nothing was changed.",
 }
-BUSY = "Another what-if is under way: wait until it has ended, or cancel it below."
+BUSY = "Another what-if is running: wait until it has finished, or cancel it below."
 
 
 Row = dict[str, Any]
@@ -123,7 +127,8 @@ async def policy_page(request: Request) -> Response[str]:
 async def begin(request: Request) -> Response[str]:
     visit, gateway = visit_of(request), gateway_of(request)
     deps = gateway.deps
-    typed = typed_fields(visit.form, *what_if_form.FIELDS)
+    policies = what_if_form.policies_typed(visit.form)
+    typed = typed_fields({**visit.form, "policies": policies}, *what_if_form.FIELDS)
     try:
         asked = what_if_form.asked_of(
             {
@@ -135,7 +140,10 @@ async def begin(request: Request) -> Response[str]:
             tenants={tenant.name for tenant in deps.directory.tenants()},
             models=list(gateway.pools),
         )
-        run = await what_if_of(gateway).start(asked, visit.actor.name)
+        runner = what_if_of(gateway)
+        if typed["from"] and not asked.gateway:
+            require_one(await stretches_between(gateway, asked.since_us, asked.until_us), asked.model)
+        run = await runner.start(asked, visit.actor.name)
     except Invalid as error:
         return await policy_shown(request, typed, problem_of(error, fields=what_if_form.FIELDS))
     except WhatIfBusy:
@@ -148,6 +156,32 @@ def what_if_of(gateway: Gateway) -> WhatIf:
     if gateway.deps.what_if is None:
         raise Invalid("", "there is no simulator beside this gateway")
     return gateway.deps.what_if
+
+
+async def stretches_between(gateway: Gateway, since_us: int, until_us: int) -> list[Stretch]:
+    """Of the newest requests of that time."""
+    database = gateway.deps.database
+    most = what_if_form.MOST_LOOKED
+    rows = await timelines.servers(database, from_us=since_us, to_us=until_us, most=most)
+    described = await timelines.described(database, {name for _, name in rows if name is not None})
+    servers = {}
+    for name, content in described.items():
+        with contextlib.suppress(UnreadableDescription):
+            servers[name] = server_of(content)
+    return stretches_of(rows, servers)
+
+
+def require_one(stretches: Sequence[Stretch], model: str) -> None:
+    """Raises `Invalid` for traffic of a server that changed."""
+    of_model = [stretch for stretch in stretches if model in ("", stretch.server.model)]
+    changed = [one for one, before in zip(of_model[1:], of_model, strict=False) if _changed(one, before)]
+    if changed:
+        when = formats.at(changed[-1].since_us)
+        raise Invalid("from", f"the server changed at {when}: choose one of the stretches, or a shorter time")
+
+
+def _changed(one: Stretch, before: Stretch) -> bool:
+    return one.server.model == before.server.model
 
 
 def policy_names_of(gateway: Gateway) -> list[str]:
@@ -174,6 +208,10 @@ async def policy_shown(
     shown = await policy_of(gateway, MOST_DECISIONS)
     typed = typed or typed_fields({}, *what_if_form.FIELDS)
     new, refused = change or (dict.fromkeys(CHANGED, ""), None)
+    may_simulate = deps.what_if is not None and visit.person.may(Act.CHANGE_PLATFORM)
+    now_us = round(deps.wall_clock() * 1e6)
+    began_looking_us = now_us - what_if_form.LOOKED_BACK_S * 1_000_000
+    found = await stretches_between(gateway, began_looking_us, now_us) if may_simulate else []
     return page_response(
         "policy/policy.html",
         visit,
@@ -201,8 +239,8 @@ async def policy_shown(
         has_simulator=deps.what_if is not None,
         may_change=visit.person.may(Act.CHANGE_PLATFORM),
         typed=typed,
-        lasts=what_if_form.LASTS_S,
-        default_last=what_if_form.DEFAULT_LAST,
+        stretches=[(what_if_form.stretch_value(each), each) for each in what_if_form.offered(found)],
+        checked=what_if_form.checked(typed, shown["policies"], shown["policy"]),
         models=list(gateway.pools),
         meters=[meter.value for meter in what_if_form.METERS],
         windows=[window.value for window in Window],

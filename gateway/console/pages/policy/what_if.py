@@ -70,8 +70,8 @@ def _compared(run: WhatIfRun, wanted: Configuration) -> list[str]:
 def effects_of(plan: ConfigPlan, *, waiting: int, running: int, replicas: int | None) -> list[str]:
     effects = [_words(step) for step in plan.steps]
     effects.append(
-        f"{waiting:,} requests wait and {running:,} run now: none is lost, and the new order counts from the"
-        " next step on, in all gateways."
+        f"{waiting:,} requests wait and {running:,} run now: none is lost. The new order counts from the next"
+        " step, in all gateways."
     )
     if replicas is not None:
         effects.append(f"The number of engines stays: start or stop them yourself to have {replicas}.")
@@ -192,6 +192,7 @@ def _shown(request: Request, run: WhatIfRun, problem: FormProblem | None = None)
         rows=what_if_report.rows_of(report) if report else [],
         tenants=what_if_report.tenants_of(report) if report else [],
         bars=what_if_report.bars_of(report) if report else [],
+        verdict=what_if_report.verdict_of(report) if report else "",
         accuracy=what_if_report.accuracy_of(report),
         may_change=visit.person.may(Act.CHANGE_PLATFORM),
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 
-from gateway.domain.what_if import WhatIfAsked
+from gateway.domain.what_if import Stretch, WhatIfAsked
 from tenants.config_file.base import ConfigInvalid
 from tenants.config_file.document import ConfigLimit
 from tenants.config_file.plan_limits import limit_in_file
@@ -14,13 +14,21 @@ from tenants.nouns.tenant import checked_weight
 from tenants.types import Meter, Window
 
 FIELDS = (
-    *("last", "from", "to", "model", "gateway", "policies", "options", "replicas", "weights", "rows"),
+    *("stretch", "from", "to", "model", "gateway", "policies", "options", "replicas", "weights", "rows"),
     "limits",
 )
 LINES = ("limits",)
 """Multi-line fields."""
-LASTS_S = {"15 minutes": 900, "1 hour": 3_600, "6 hours": 21_600, "24 hours": 86_400}
-DEFAULT_LAST = "1 hour"
+POLICY = "policy-"
+"""Before the name of a policy: its checkbox."""
+LAST_S = 3_600
+"""Of the traffic where neither a stretch nor a time is given."""
+LOOKED_BACK_S = 7 * 86_400
+MOST_LOOKED = 20_000
+"""The newest requests, in which stretches are found."""
+MOST_STRETCHES = 6
+MOST_CHECKED = 3
+"""Policies that are compared where nobody chose any."""
 METERS = (Meter.TOTAL_TOKENS, Meter.INPUT_TOKENS, Meter.OUTPUT_TOKENS, Meter.REQUESTS, Meter.CONCURRENCY)
 MOST_REPLICAS = 256
 MOST_POLICIES = 8
@@ -38,8 +46,11 @@ def asked_of(
     models: Collection[str],
 ) -> WhatIfAsked:
     """`policies`, `tenants`, `models`: known names. Raises `Invalid`, which names the form's field."""
-    since_us, until_us = _window(typed, now_us)
     model = typed["model"]
+    if typed["stretch"] and not typed["from"]:
+        since_us, until_us, model = _stretch(typed["stretch"])
+    else:
+        since_us, until_us = _window(typed, now_us)
     if model and model not in models:
         raise Invalid("model", f"there is no model {model!r}")
     weights = pairs_of("weights", typed["weights"])
@@ -64,13 +75,42 @@ def _window(typed: Mapping[str, str], now_us: int) -> tuple[int, int]:
     if typed["from"]:
         since_us = _instant("from", typed["from"])
     else:
-        last_s = LASTS_S.get(typed["last"] or DEFAULT_LAST)
-        if last_s is None:
-            raise Invalid("last", "choose one of the list")
-        since_us = until_us - last_s * 1_000_000
+        since_us = until_us - LAST_S * 1_000_000
     if not since_us < until_us:
         raise Invalid("from", "it must lie before the end")
     return since_us, until_us
+
+
+def stretch_value(stretch: Stretch) -> str:
+    return f"{stretch.since_us} {stretch.until_us} {stretch.server.model}"
+
+
+def _stretch(text: str) -> tuple[int, int, str]:
+    since, _, rest = text.partition(" ")
+    until, _, model = rest.partition(" ")
+    if not (since.isascii() and since.isdigit() and until.isascii() and until.isdigit() and len(text) < 200):
+        raise Invalid("stretch", "choose one of the list")
+    return int(since), int(until), model
+
+
+def offered(stretches: Iterable[Stretch]) -> list[Stretch]:
+    """Those that can be replayed, the newest first."""
+    found = (stretch for stretch in stretches if stretch.can_be_replayed)
+    return sorted(found, key=lambda stretch: -stretch.until_us)[:MOST_STRETCHES]
+
+
+def checked(typed: Mapping[str, str], policies: Collection[str], in_force: str) -> list[str]:
+    """The policies of the form's checkboxes; of a new form some others than the one in force."""
+    if typed["policies"] or any(typed.values()):
+        return typed["policies"].replace(",", " ").split()
+    first = [name for name in ("hybrid", "vtc", "fcfs", *policies) if name in policies and name != in_force]
+    return list(dict.fromkeys(first))[:MOST_CHECKED]
+
+
+def policies_typed(form: Mapping[str, str]) -> str:
+    """Of checkboxes, or of one field."""
+    boxes = [name.removeprefix(POLICY) for name in form if name.startswith(POLICY)]
+    return " ".join(boxes) or form.get("policies", "")
 
 
 def _instant(field: str, text: str) -> int:

@@ -69,6 +69,21 @@ def bars_of(report: Mapping[str, Any]) -> list[tuple[str, float, str, str]]:
     ]
 
 
+def verdict_of(report: Mapping[str, Any]) -> str:
+    """The best of what was tried against the baseline, in a sentence; empty: there is nothing to compare."""
+    rows = report["policies"]
+    baseline = next((row for row in rows if row.get("is_baseline")), report.get("recorded"))
+    tried = [row for row in rows if not row.get("is_baseline") and row["attainment"] is not None]
+    if baseline is None or baseline["attainment"] is None or not tried:
+        return ""
+    before, best = baseline["attainment"], max(tried, key=lambda row: row["attainment"])
+    after, name = best["attainment"], best["policy"]
+    figures = f"{name} would have answered {part_words(after)} in time instead of {part_words(before)}"
+    if part_words(after) == part_words(before):
+        return f"Nothing here beats what you have: {figures}."
+    return f"Nothing here beats what you have: at best {figures}." if after < before else f"{figures}."
+
+
 def accuracy_of(report: Mapping[str, Any]) -> list[str]:
     """How far the baseline is off, figure by figure."""
     lines = []
@@ -85,7 +100,7 @@ def progress_words(run: WhatIfRun) -> str:
     if run.state is not RunState.RUNNING:
         return run.state.value
     if not run.number:
-        return "reads what was recorded"
+        return "reading the recorded traffic"
     what = "the baseline" if run.number == 1 else f"simulation {run.number - 1}"
     return f"{what}: {run.policy}, {100 * min(run.part, 1.0):.0f} %"
 
@@ -93,7 +108,7 @@ def progress_words(run: WhatIfRun) -> str:
 def otherwise_of(run: WhatIfRun) -> str:
     words = list(run.report.get("overrides") or ())
     words += [f"policy {name}" for name in run.asked.policies]
-    return "; ".join(words) or "nothing: the baseline alone"
+    return "; ".join(words) or "nothing: only the baseline"
 
 
 def _row(row: Mapping[str, Any], number: int | None) -> Row:

@@ -60,12 +60,12 @@ def miss_shown(miss: Mapping[str, Any]) -> dict[str, Any]:
     """A miss of the API with its words and bars. `left_out`: counterfactuals without a bar, and why."""
     evidence: Mapping[str, float | None] = miss["evidence"]
     target_s, actual_s = miss["target_s"], miss["actual_s"]
-    bars: list[Bar] = [("target", target_s, "fill-8", formats.seconds(target_s))]
+    bars: list[Bar] = []
     left_out: list[str] = []
     if actual_s is None:
-        left_out.append("happened: it never got there")
+        left_out.append("actual: it never got there")
     else:
-        bars.append(("happened", actual_s, "fill-bad", formats.seconds(actual_s)))
+        bars.append(("actual", actual_s, "fill-bad", formats.seconds(actual_s)))
     for name, words in COMPARED.items():
         value = evidence.get(name)
         if value is not None:

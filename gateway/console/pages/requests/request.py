@@ -18,7 +18,9 @@ from gateway.console.pages.requests.request_shown import (
     is_binding,
     ledger_lines,
     stages_shown,
+    target_lines,
     told_and_happened,
+    why_words,
 )
 from gateway.console.pages.requests.ways_out import way_out
 from gateway.console.rendering import page_response
@@ -29,6 +31,7 @@ from gateway.pools.request_actions import SHOW
 from gateway.routes.context import admin_of, gateway_of
 from gateway.routes.requests import about, rows_of, settled_of, shown_request
 from tenants.errors import NotFound
+from tenants.instants import to_us
 from tenants.people.person import Person
 from tenants.people.roles import Act
 
@@ -70,6 +73,9 @@ async def request_page(request: Request, request_id: FromPath[str]) -> Response[
         ahead=ahead_words(lined_up) if lined_up else [],
         stages=stages,
         end_s=end_s,
+        came_at=shown["refusal"]["at"] if "refusal" in shown else to_us(rows[0].at) if rows else None,
+        why=why_words(end_s),
+        targets=target_lines(shown["misses"], end_s),
         told=told_and_happened(timeline),
         is_binding=is_binding(timeline),
         events=events_shown(timeline),

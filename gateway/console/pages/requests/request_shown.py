@@ -19,13 +19,13 @@ MOST_STAGES = 24
 STAGES = {
     "read": ("read", "fill-held"),
     "limits": ("own limits", "fill-2"),
-    "store": ("its budget held", "fill-7"),
+    "store": ("held for stores", "fill-7"),
     "queue": ("in line", "fill-1"),
     "engine": ("at the engine", "fill-4"),
     "prefill": ("prompt", "fill-3"),
     "decode": ("answer", "fill-6"),
-    "gateway": ("until the gateway had it", "fill-5"),
-    "settle": ("settlement", "fill-8"),
+    "gateway": ("to the gateway", "fill-5"),
+    "settle": ("settling", "fill-8"),
     "paused": ("paused", "fill-5"),
     "reader": ("slow reader", "fill-2"),
     "moved": ("another engine", "fill-2"),
@@ -40,17 +40,17 @@ FIGURES = (
 )
 """Timeline name, words, and the event that has the actual value."""
 STATUS = {
-    "limited": "Its tenant’s own limits hold it back before the line.",
-    "waiting": "It waits in line for its turn.",
-    "running": "It runs.",
-    "ended": "It has ended.",
+    "limited": "Its tenant’s own limits hold it back.",
+    "waiting": "It is waiting for its turn.",
+    "running": "It is running.",
+    "ended": "It has finished.",
 }
 _TIERS = {rank: tier for tier, rank in TIER_RANKS.items()}
 
 
 @dataclass(frozen=True)
 class Told:
-    """A figure stated on arrival and its actual value. Seconds, or tokens."""
+    """An estimate made on arrival and the actual value. Seconds, or tokens."""
 
     words: str
     is_time: bool
@@ -87,6 +87,21 @@ def stages_shown(stages: Sequence[Mapping[str, Any]]) -> tuple[list[Stage], floa
     return rows[:MOST_STAGES], max((end_s for _, _, end_s, _ in rows), default=0.0)
 
 
+def target_lines(misses: Sequence[Mapping[str, Any]], end_s: float) -> list[tuple[str, float]]:
+    """Missed targets that a waterfall can show: words, and seconds from the first byte on."""
+    words = {"ttft": "target of the first token", "e2e": "target of the whole answer"}
+    return [
+        (f"{words[miss['metric']]}: {formats.seconds(miss['target_s'])}", miss["target_s"])
+        for miss in misses
+        if miss["metric"] in words and miss["target_s"] <= end_s
+    ]
+
+
+def why_words(end_s: float) -> str:
+    """`Why it took 1.3 s`; without a timeline how long is not known."""
+    return f"Why it took {formats.seconds(end_s)}" if end_s else "Why it took so long"
+
+
 def told_and_happened(timeline: Sequence[Mapping[str, Any]]) -> list[Told]:
     """In the order of `FIGURES`; empty: nothing was stated."""
     events = {event["event"]: event for event in reversed(timeline)}
@@ -108,7 +123,7 @@ def told_and_happened(timeline: Sequence[Mapping[str, Any]]) -> list[Told]:
 
 def _verdict(p50: float, p90: float | None, happened: float | None) -> str:
     if happened is None:
-        return "it did not come to it"
+        return "it did not get there"
     if happened <= p50:
         return "within the p50"
     if p90 is None:

@@ -247,9 +247,7 @@ async def rows_of_tenant(
         for limit in in_force
         if "used" in (one := used.get(limit.limit_id, {}))
     ]
-    pressures = await gateway.deps.database.read(
-        lambda one: pressure.read(one, states, now_us, whose)
-    )
+    pressures = await gateway.deps.database.read(lambda one: pressure.read(one, states, now_us, whose))
     by_id = {each.limit.limit_id: each for each in pressures}
     forecasts: dict[str, Exhaustion] = {}
     if projected and in_force and tenant is not None:

@@ -5,13 +5,23 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 
+from engine.messages import StepTime
 from engine.scheduling.policy import POLICIES
 from gateway.console.pages.policy import policy, what_if, what_if_report
 from gateway.console.pages.policy.policy_words import SAYS, what_if_said
-from gateway.console.pages.policy.what_if_form import FIELDS, asked_of
-from gateway.domain.what_if import RunState, WhatIfAsked, WhatIfRun
+from gateway.console.pages.policy.what_if_form import (
+    FIELDS,
+    asked_of,
+    checked,
+    offered,
+    policies_typed,
+    stretch_value,
+)
+from gateway.domain.server_description import DescribedEngine, DescribedQueue, ServerDescription
+from gateway.domain.what_if import RunState, WhatIfAsked, WhatIfRun, stretches_of
 from gateway.flow.dispatch_log import LogRecord, Waiting
 from tenants.admin.audit import AuditRow
 from tenants.admin.platform.policy import StoredPolicy
@@ -54,10 +64,66 @@ def test_all_that_can_be_typed_becomes_flags() -> None:
     ]
 
 
+def server(policy: str = "vtc", **more: Any) -> ServerDescription:
+    queue = DescribedQueue(1, 0.9, (), 0, 0.5, 0.5, 0.5, 1.0)
+    engine = DescribedEngine("cpu", 1_024, 16, 64, 8, 256)
+    step_time = StepTime(0.1, 0.0, 0.0, 0.0, 9, 0.0)
+    made = ServerDescription("gw_1", "small", False, (engine,), policy, {}, queue, step_time)
+    return msgspec.structs.replace(made, **more)
+
+
+def test_a_server_that_changed_is_offered_by_stretches_the_newest_first() -> None:
+    servers = {
+        "a": server(), "paced": server(gateway_id="gw_2", step_time=None), "b": server("fcfs"),
+        "c": server("fcfs", engines=()), "d": server("fcfs", model="large"),
+    }  # fmt: skip
+    ran = ["a", "paced", "b", None, "gone", "a", "d", "c"]
+    found = stretches_of([(at_us, name) for at_us, name in enumerate(ran)], servers)
+    assert [(each.server.model, each.since_us, each.until_us, each.requests) for each in found] == [
+        ("large", 6, 7, 1), ("small", 0, 2, 2), ("small", 2, 3, 1), ("small", 5, 6, 1), ("small", 7, 8, 1),
+    ]  # fmt: skip
+    assert found[1].gateways == ("gw_1", "gw_2")
+    values = [stretch_value(each) for each in offered(found)]
+    assert values == ["6 7 large", "5 6 small", "2 3 small", "0 2 small"], "none of no known engines"
+    wanted = asked(stretch=values[1])
+    assert (wanted.since_us, wanted.until_us, wanted.model) == (5, 6, "small")
+    assert asked(stretch=values[1], from_="2026-03-02T09:00").until_us == NOON_US, "a typed time goes first"
+    with pytest.raises(Invalid, match="the server changed at 1970-01-01 00:00 UTC"):
+        policy.require_one(found, "small")
+    policy.require_one(found, "large")
+
+
+def test_policies_are_checkboxes_of_which_some_are_checked_at_first() -> None:
+    form = {"policy-vtc": "on", "weights": "acme=2", "policy-fcfs": "on"}
+    assert policies_typed(form) == "vtc fcfs"
+    assert policies_typed({"policies": "vtc"}) == "vtc"
+    empty = dict.fromkeys(FIELDS, "")
+    assert checked(empty, ["edf", "fcfs", "hybrid", "vtc"], "hybrid") == ["vtc", "fcfs", "edf"]
+    assert checked(empty | {"policies": "edf, vtc"}, [], "hybrid") == ["edf", "vtc"]
+    assert checked(empty | {"weights": "acme=2"}, ["vtc"], "hybrid") == [], "none were chosen"
+
+
+@pytest.mark.parametrize(
+    ("tried", "says"),
+    [
+        ([0.315, None], "Nothing here beats what you have: at best fcfs would have answered 31.5 % in time"),
+        ([0.365], "Nothing here beats what you have: fcfs would"),
+        ([0.4, 0.5], "fcfs would have answered 50.0 % in time instead of 36.5 %."),
+        ([], ""),
+    ],
+)
+def test_a_report_says_whether_anything_was_better(tried: list[float | None], says: str) -> None:
+    rows = [row("fcfs", 0.5, attainment=part) for part in tried]
+    report = {"policies": [row("vtc", 0.4, is_baseline=True, attainment=0.365), *rows]}
+    assert what_if_report.verdict_of(report).startswith(says)
+    assert bool(what_if_report.verdict_of(report)) == bool(says)
+
+
 @pytest.mark.parametrize(
     ("field", "typed"),
     [
-        ("last", {"last": "1 year"}),
+        ("stretch", {"stretch": "yesterday"}),
+        ("stretch", {"stretch": "1 x small"}),
         ("from", {"from_": "yesterday"}),
         ("from", {"from_": "2026-03-02T13:00"}),
         ("to", {"to": "soon"}),
@@ -164,13 +230,13 @@ def test_a_report_is_shown_beside_what_happened() -> None:
 
 def test_how_far_a_run_is() -> None:
     going = run(RunState.RUNNING)
-    assert what_if_report.progress_words(going) == "reads what was recorded"
+    assert what_if_report.progress_words(going) == "reading the recorded traffic"
     going.policy, going.number, going.part = "vtc", 1, 0.5
     assert what_if_report.progress_words(going) == "the baseline: vtc, 50 %"
     going.policy, going.number = "fcfs", 3
     assert what_if_report.progress_words(going) == "simulation 2: fcfs, 50 %"
     assert what_if_report.progress_words(run()) == "done"
-    assert what_if_report.otherwise_of(run()) == "nothing: the baseline alone"
+    assert what_if_report.otherwise_of(run()) == "nothing: only the baseline"
     assert what_if_report.otherwise_of(run(RunState.RUNNING, policies=("fcfs",))) == "policy fcfs"
 
 

@@ -19,7 +19,9 @@ from gateway.console.pages.requests.request_shown import (
     events_shown,
     ledger_lines,
     stages_shown,
+    target_lines,
     told_and_happened,
+    why_words,
 )
 from gateway.console.pages.requests.ways_out import WAYS_OUT, way_out
 from gateway.domain.timeline import Event, TimelineKind
@@ -60,7 +62,7 @@ def test_told_figures_stand_beside_what_happened() -> None:
     ]
     assert told_and_happened([each for each in TIMELINE if each["event"] != "quoted"]) == []
     refused = told_and_happened([each for each in TIMELINE if each["event"] in ("received", "quoted")])
-    assert {each.verdict for each in refused} == {"it did not come to it"}
+    assert {each.verdict for each in refused} == {"it did not get there"}
     old = [each for each in TIMELINE if each["event"] == "dispatched"] + [
         {"event": "quoted", "at_s": 0.0, "wait_p50_us": 1_000}
     ]
@@ -116,8 +118,7 @@ def test_a_miss_is_drawn_on_one_scale_with_what_would_have_been() -> None:
     miss = {"metric": "ttft", "target_s": 1.0, "actual_s": 2.5, "cause": "scheduling", "evidence": evidence}
     shown = miss_shown(miss)
     assert [(name, value, fill) for name, value, fill, _ in shown["bars"]] == [
-        ("target", 1.0, "fill-8"),
-        ("happened", 2.5, "fill-bad"),
+        ("actual", 2.5, "fill-bad"),
         ("alone", 0.2, "fill-3"),
         ("fair share", 0.9, "fill-3"),
         ("fair, no outages", 3.0, "fill-2"),
@@ -126,8 +127,8 @@ def test_a_miss_is_drawn_on_one_scale_with_what_would_have_been() -> None:
     assert shown["waits"] == ["1.5 s for its reader"]
     assert (shown["why"], shown["todo"]) == (WHY[Cause.SCHEDULING], WHAT_TO_DO[Cause.SCHEDULING])
     unknown = miss_shown(miss | {"actual_s": None, "cause": "new", "evidence": {"limited_s": 0.0}})
-    assert [name for name, *_ in unknown["bars"]] == ["target"]
-    assert unknown["left_out"] == ["happened: it never got there", "alone and fair share: not known"]
+    assert [name for name, *_ in unknown["bars"]] == []
+    assert unknown["left_out"] == ["actual: it never got there", "alone and fair share: not known"]
     assert (unknown["why"], unknown["todo"]) == ("", "")
 
 
@@ -217,3 +218,11 @@ def test_quotes_are_asked_for_by_whole_hours() -> None:
 def test_a_trace_is_linked_where_a_place_is_set() -> None:
     assert trace_address("", "req_1") == ""
     assert trace_address("https://t.example/?id={request_id}", "a/b") == "https://t.example/?id=a%2Fb"
+
+
+def test_missed_targets_are_lines_across_the_waterfall_and_the_heading_says_how_long_it_took() -> None:
+    misses = [
+        {"metric": name, "target_s": at_s} for name, at_s in (("ttft", 1.0), ("tpot", 0.1), ("e2e", 9.0))
+    ]
+    assert target_lines(misses, 3.0) == [("target of the first token: 1.0 s", 1.0)]
+    assert (why_words(1.3), why_words(0.0)) == ("Why it took 1.3 s", "Why it took so long")
