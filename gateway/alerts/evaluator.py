@@ -13,9 +13,9 @@ from prometheus_client import Gauge
 
 from gateway.background import BackgroundWriter, Site
 from tenants.outbox import incidents
-from tenants.outbox.incidents import Evaluated, Incident
+from tenants.outbox.incidents import Evaluated
 from tenants.outbox.kinds import ALERT_KINDS
-from tenants.outbox.transitions import Condition, ripe
+from tenants.outbox.transitions import Condition, Incident, ripe
 from tenants.storage.task_stop import stop
 
 LEASE_ROUNDS = 3

@@ -159,8 +159,8 @@ def _read(connection: Connection, request: PageRequest) -> tuple[list[SettledReq
 
     least_us = _least_us(query.min_duration_s)
     if query.sort == NEWEST and not least_us:
-        rows = list(connection.execute(found(ledger).limit(request.most)).mappings())
-        return _with_what_happened(connection, rows), end
+        rows = connection.execute(found(ledger).limit(request.most)).mappings()
+        return _with_what_happened(connection, [dict(row) for row in rows]), end
     looked_at = connection.execute(found(ledger.c.id, ledger.c.request_id, ledger.c.at_us)).mappings().all()
     picked = _picked(looked_at, least_us, request.most, slowest=query.sort == SLOWEST)
     whole = select(ledger).where(ledger.c.id.in_([row["id"] for row in picked]))
