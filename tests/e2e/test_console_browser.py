@@ -276,7 +276,7 @@ def test_a_request_and_last_months_cost_are_found_at_once_in_the_viewers_time_zo
     assert (begin[-3:], end[-3:], begin < end) == ("-01", "-01", True)
     page.get_by_role("link", name="This month").click()
     page.wait_for_url(lambda address: "to=" not in address)
-    expect(page.get_by_role("region", name="Usage by project")).to_contain_text("found-at-once")
+    expect(page.get_by_role("region", name="Usage by project")).to_contain_text("default")
 
     page.goto("/console/requests?tenant=found-at-once&from=2026-01-31T15:00:00Z")
     expect(page.locator("main")).to_contain_text("Times are in Asia/Tokyo (UTC+9).")
