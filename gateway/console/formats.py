@@ -88,8 +88,10 @@ def fine_money(nanousd: int) -> str:
 
 
 def about(value: float | None) -> str:
-    """Seconds of an estimate: from 10 on whole ones."""
-    return f"{value:.0f} s" if value is not None and 9.95 <= value < 119.5 else seconds(value)
+    """Seconds of an estimate: tenths below 10, then whole ones."""
+    if value is None or value >= 119.5:
+        return seconds(value)
+    return f"{value:.0f} s" if value >= 9.95 else f"{value:.1f} s"
 
 
 def seconds(value: float | None) -> str:

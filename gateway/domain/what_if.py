@@ -100,7 +100,7 @@ def stretches_of(
 ) -> list[Stretch]:
     """By model, of each the oldest first. `rows`: end and id of its server, by end; those without a known
     server are left out."""
-    known = [(ended_us, servers[name]) for ended_us, name in rows if name and name in servers]
+    known = [(ended_us, servers[name]) for ended_us, name in rows if name is not None and name in servers]
     common = {id(server): common_of(server) for server in servers.values()}
     stretches = []
     for model in sorted({server.model for _, server in known}):

@@ -422,5 +422,9 @@ def test_the_live_pages_are_accessible_fit_and_move_by_themselves(server: Server
         expect(link).to_be_visible()
         page.set_viewport_size(DESK)  # type: ignore[arg-type]
         link.click()
+        offer = page.get_by_role("region", name=re.compile("^To interactive: .*, 2x the price$"))
+        expect(offer).to_contain_text("instead of")
         found += problems_of(page, "move")
+        offer.get_by_role("button", name="Move to interactive").click()
+        expect(page.get_by_role("status")).to_have_text("The request is moved.")
     assert found == []

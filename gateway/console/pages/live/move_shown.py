@@ -9,7 +9,7 @@ from gateway.console.formats import about
 
 SAME = 0.05
 """Waits that differ by less than this part of the longer one are called alike."""
-AT_ONCE_S = 0.1
+AT_ONCE_S = 0.2
 
 
 def move_shown(offer: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def starts(here: Mapping[str, float] | None, there: Mapping[str, float] | None) 
         return "There is no estimate of its wait: estimates are off, or no engine was timed yet."
     return (
         f"Starts {_in(there['p50'])} instead of {_in(here['p50'])};"
-        f" nine times in ten {_within(there['p90'])} instead of {_within(here['p90'])}."
+        f" nine times in ten within {about(there['p90'])} instead of {about(here['p90'])}."
     )
 
 
@@ -60,12 +60,8 @@ def factor(before: int, after: int) -> str:
 
 
 def _turn(left_s: Mapping[str, float] | None) -> str:
-    return "not known" if left_s is None else _in(left_s["p50"]).replace("about ", "")
+    return "not known" if left_s is None else _in(left_s["p50"])
 
 
 def _in(left_s: float) -> str:
-    return "at once" if left_s < AT_ONCE_S else f"in about {about(left_s)}"
-
-
-def _within(left_s: float) -> str:
-    return "at once" if left_s < AT_ONCE_S else f"within {about(left_s)}"
+    return "at once" if left_s < AT_ONCE_S else f"in {about(left_s)}"

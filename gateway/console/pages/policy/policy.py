@@ -174,14 +174,11 @@ async def stretches_between(gateway: Gateway, since_us: int, until_us: int) -> l
 def require_one(stretches: Sequence[Stretch], model: str) -> None:
     """Raises `Invalid` for traffic of a server that changed."""
     of_model = [stretch for stretch in stretches if model in ("", stretch.server.model)]
-    changed = [one for one, before in zip(of_model[1:], of_model, strict=False) if _changed(one, before)]
+    pairs = zip(of_model[1:], of_model, strict=False)
+    changed = [one for one, before in pairs if one.server.model == before.server.model]
     if changed:
         when = formats.at(changed[-1].since_us)
         raise Invalid("from", f"the server changed at {when}: choose one of the stretches, or a shorter time")
-
-
-def _changed(one: Stretch, before: Stretch) -> bool:
-    return one.server.model == before.server.model
 
 
 def policy_names_of(gateway: Gateway) -> list[str]:

@@ -27,7 +27,7 @@ LOOKED_BACK_S = 7 * 86_400
 MOST_LOOKED = 20_000
 """The newest requests, in which stretches are found."""
 MOST_STRETCHES = 6
-MOST_CHECKED = 3
+FIRST_CHECKED = ("hybrid", "vtc", "fcfs")
 """Policies that are compared where nobody chose any."""
 METERS = (Meter.TOTAL_TOKENS, Meter.INPUT_TOKENS, Meter.OUTPUT_TOKENS, Meter.REQUESTS, Meter.CONCURRENCY)
 MOST_REPLICAS = 256
@@ -103,8 +103,7 @@ def checked(typed: Mapping[str, str], policies: Collection[str], in_force: str) 
     """The policies of the form's checkboxes; of a new form some others than the one in force."""
     if typed["policies"] or any(typed.values()):
         return typed["policies"].replace(",", " ").split()
-    first = [name for name in ("hybrid", "vtc", "fcfs", *policies) if name in policies and name != in_force]
-    return list(dict.fromkeys(first))[:MOST_CHECKED]
+    return [name for name in FIRST_CHECKED if name in policies and name != in_force]
 
 
 def policies_typed(form: Mapping[str, str]) -> str:

@@ -54,7 +54,7 @@ def test_counts() -> None:
         "$0.00", "$0.0000412", "$0.000000123", "$1.50",
     ]  # fmt: skip
     assert [formats.about(each) for each in (None, 0.5, 9.9, 44.4, 180)] == [
-        "–", "500 ms", "9.9 s", "44 s", "3 min",
+        "–", "0.5 s", "9.9 s", "44 s", "3 min",
     ]  # fmt: skip
     assert formats.percent(0.1234) == "12.3 %"
     assert (formats.percent(-0.0001), formats.number(-0.001)) == ("0.0 %", "0.00"), "no zero is below zero"
