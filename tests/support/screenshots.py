@@ -81,7 +81,9 @@ def waiting_request(page: Page, tenant: str) -> str:
 
 def missed_request(page: Page) -> str:
     page.goto("/console/slo/misses")
-    return page.locator("tbody a[href*='/console/requests/']").first.get_attribute("href") or "/console/requests"
+    return (
+        page.locator("tbody a[href*='/console/requests/']").first.get_attribute("href") or "/console/requests"
+    )
 
 
 def addresses(page: Page) -> dict[str, str]:
@@ -116,7 +118,9 @@ def take(browser: Browser, server: Server, out_dir: Path, docs: Path | None) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out_dir", type=Path)
     parser.add_argument("--docs", type=Path, help="Where the pictures of README and the documents go.")
     parser.add_argument("--seconds", type=float, default=240.0, help="Traffic before the first one.")
