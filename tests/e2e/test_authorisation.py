@@ -180,6 +180,7 @@ PAGES: dict[tuple[str, str], tuple[str, ...] | None] = {
     ("POST", "/console/log-in"): None,
     ("POST", "/console/log-out"): ROLES,
     ("GET", "/console"): ROLES,
+    ("GET", "/console/search"): ROLES,
     ("GET", "/console/password"): ROLES,
     ("POST", "/console/password"): ROLES,
     ("GET", "/console/sessions"): ROLES,

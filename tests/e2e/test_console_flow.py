@@ -316,7 +316,8 @@ def be_refused(server: Server, page: Page, key: str) -> str:
         complete(client, max_tokens=100)
     request_id: str = refused.value.response.headers["x-request-id"]
     until(lambda: server.admin("GET", f"/refusals?request_id={request_id}")["data"])
-    go(page, "Refusals")
+    go(page, "Requests")
+    page.get_by_role("link", name="Refused", exact=True).click()
     for label, text in (("Request", request_id), ("Tenant", TENANT)):
         page.get_by_role("link", name="Clear").click()
         page.get_by_label(label, exact=True).fill(text)
