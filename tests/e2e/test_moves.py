@@ -104,7 +104,7 @@ def test_the_status_page_says_what_an_operator_reads_first(acting: Server) -> No
     assert lines[1] == f"{MODEL}; policy hybrid"
     assert "target_unreachable" in answered.stdout
     assert f"control loop of {MODEL}: acting" in lines
-    [moved] = [line for line in lines if " admission " in line and " 0 x " in line]
+    [moved] = [line for line in lines if " admission " in line and " 0 x expected time -> " in line]
     assert "changed" in moved
     assert "ago" in moved
     whole = answer_of(acting, "status")
