@@ -86,8 +86,8 @@ def test_a_running_requests_page_says_how_it_stands(server: Server, ada: httpx.C
     ):
         request_id = response.headers["x-request-id"]
         shown = text_of(ada.get(f"/console/requests/{request_id}"))
-        assert "It runs." in shown
-        assert "Nothing was ahead of it when it got in line." in shown
+        assert "It is running." in shown
+        assert "Nothing was ahead of it when it joined the queue." in shown
         assert "reserve" in shown, "its ledger row"
         with person(server, "di-of-requests", "member", ("not-on-pages",)) as other:
             assert other.get(f"/console/requests/{request_id}").status_code == 404

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from gateway.routes.admin.common import named
 from gateway.routes.admin.requests import cancelled_by, moved_by
 from gateway.routes.context import gateway_of
 from gateway.routes.requests import about, found_running, live, rows_of
+from tenants.ledger.rows import LedgerRow
 from tenants.people.roles import Act
 from tenants.types import Tier
 
@@ -157,10 +159,16 @@ async def _over(request: Request, request_id: str) -> Response[str]:
     return page_response(
         "live/gone.html",
         visit,
-        title="This request has already finished" if is_shown else "No such request",
+        title=_title(rows) if is_shown else "No such request",
         href=f"/console/requests/{rows[0].request_id}" if is_shown else "",
         back=PATH,
     )
+
+
+def _title(rows: Sequence[LedgerRow]) -> str:
+    if any(row.kind == "settle" for row in rows):
+        return "This request has already finished"
+    return "This request is just finishing, or its gateway does not answer"
 
 
 HANDLERS = [cancel_page, cancel, move_page, move]
