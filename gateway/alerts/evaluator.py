@@ -82,11 +82,13 @@ class AlertEvaluator(BackgroundWriter):
 
     async def _read_firing(self) -> list[Incident]:
         firing = await self._database.read(incidents.firing)
-        self._by_tenant = Counter(alert.tenant_id for alert in firing)
+        problems = {alert.problem: alert.tenant_id for alert in firing if alert.silence is None}
+        self._by_tenant = Counter(problems.values())
         return firing
 
     def firing_of(self, tenant_ids: Collection[str] | None) -> int:
-        """How many alerts fire of these tenants, as last read; None: of all, and of the platform."""
+        """How many problems of these tenants fire, silenced ones aside, as last read; None: of all, and of
+        the platform."""
         if tenant_ids is None:
             return self._by_tenant.total()
         return sum(self._by_tenant[tenant_id] for tenant_id in tenant_ids)

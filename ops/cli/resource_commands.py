@@ -145,7 +145,9 @@ def _cell(row: Mapping[str, Any], shown: Shown) -> object:
     match shown.form:
         case Form.INSTANT:
             return f"{from_us(value).isoformat() if isinstance(value, int) else value:.19}Z"
-        case Form.NUMBER | Form.TOKEN_PRICE:
+        case Form.TOKEN_PRICE:
+            return f"${value / 1000:g}"  # nano-dollars a token are thousandths of a dollar per million
+        case Form.NUMBER:
             return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
         case Form.MONEY:
             return money(value)

@@ -96,19 +96,26 @@ def use_as_json(state: LimitState, first: set[str]) -> dict[str, Any]:
     }
 
 
-async def pressures(gateway: Gateway, tenant_ids: Iterable[str] | None = None) -> list[LimitPressure]:
-    """How close limits are to refusing, of these tenants and what is below them (None: all, with the
-    platform's), the closest first; empty while the quota store is unavailable. Its reads do not grow with the
-    number of tenants. Raises `DatabaseUnavailable`."""
+async def states_to_exhaust(
+    gateway: Gateway, tenant_ids: Iterable[str] | None = None
+) -> Sequence[LimitState]:
+    """Of the limits that can be exhausted, of these tenants and what is below them (None: all, with the
+    platform's); empty while the quota store is unavailable."""
     deps = gateway.deps
-    now_s = deps.wall_clock()
     whose = [None] if tenant_ids is None else tenant_ids
+    now_s = deps.wall_clock()
     limits = [limit for one in whose for limit in deps.directory.limits(now_s, one) if may_exhaust(limit)]
     try:
-        states = await deps.quota_store.states(limits[:MAX_USES_SHOWN])
+        return await deps.quota_store.states(limits[:MAX_USES_SHOWN])
     except QuotaStoreUnavailable:
         return []
-    return await deps.database.read(lambda one: pressure.read(one, states, round(now_s * 1e6)))
+
+
+async def pressures(gateway: Gateway, tenant_ids: Iterable[str] | None = None) -> list[LimitPressure]:
+    """How close such limits are to refusing, the closest first. Its reads do not grow with the number of
+    tenants. Raises `DatabaseUnavailable`."""
+    states, now_us = await states_to_exhaust(gateway, tenant_ids), round(gateway.deps.wall_clock() * 1e6)
+    return await gateway.deps.database.read(lambda one: pressure.read(one, states, now_us))
 
 
 async def own_limits(gateway: Gateway, principal: Principal, end_user: str) -> dict[str, Any]:

@@ -33,14 +33,16 @@ from gateway.gateway import Gateway
 from gateway.http.asgi import Request
 from gateway.pools.live_counters import FleetNow
 from gateway.routes.context import gateway_of
-from gateway.routes.views.limits_view import pressures
+from gateway.routes.views.limits_view import states_to_exhaust
 from gateway.routes.views.policy_view import tenant_names
 from tenants.admin.admin import Admin
 from tenants.admin.cursor import MAX_PAGE
 from tenants.errors import DatabaseUnavailable
 from tenants.outbox.kinds import REPLICA_DOWN
 from tenants.people.roles import Act
+from tenants.quota import pressure
 from tenants.quota.pressure import Level, LimitPressure
+from tenants.quota.store import LimitState
 from tenants.resources.reading import read_page
 from tenants.resources.records.counts import REFUSAL_COUNTS, RefusalCountQuery
 from tenants.resources.records.usage import UsageAsked, UsagePage, usage_page
@@ -61,12 +63,14 @@ RATE_S = 10.0
 
 
 async def _read(
-    admin: Admin, today: str, tenant_id: str | None
-) -> tuple[UsagePage, list[SloReport], list[Mapping[str, Any]]]:
+    admin: Admin, now_s: float, states: Sequence[LimitState], tenant_id: str | None
+) -> tuple[UsagePage, list[SloReport], list[Mapping[str, Any]], list[LimitPressure]]:
+    today = datetime.fromtimestamp(now_s, UTC).date().isoformat()
     return (
         await usage_page(admin, UsageAsked(since=today, tenant=tenant_id), limit=1),
         await admin.slos.report(tenant_id),
         await _refusals(admin, tenant_id),
+        await admin.transactions.read(lambda one: pressure.read(one, states, round(now_s * 1e6))),
     )
 
 
@@ -76,14 +80,19 @@ async def read_slow_figures(
     """The figures at `now_s` (Unix seconds), of all or one tenant; the earlier ones if the database does not
     answer."""
     admin, whose = gateway.deps.admin, None if tenant_id is None else frozenset({tenant_id})
-    today = datetime.fromtimestamp(now_s, UTC).date().isoformat()
+    states = await states_to_exhaust(gateway, whose)
     try:
-        usage, reports, refused = await admin.in_one_snapshot(lambda one: _read(one, today, tenant_id))
-        tight = await pressures(gateway, whose)
+        usage, reports, refused, tight = await admin.in_one_snapshot(
+            lambda one: _read(one, now_s, states, tenant_id)
+        )
         alerts = await admin.webhooks.alerts(whose, fires=True, most=MOST_ALERTS)
     except DatabaseUnavailable:
         return earlier
-    names = tenant_names(gateway, (each.limit.tenant_id for each in tight))
+    tenant_ids = {each.limit.tenant_id for each in tight} | {one.tenant_id for one in alerts}
+    names = tenant_names(gateway, tenant_ids)
+    # Several windows of one target are one problem; `page` before `ticket`.
+    by_problem = {one.problem: one for one in sorted(alerts, key=lambda one: one.severity == "page")}
+    problems = [one for one in by_problem.values() if one.silence is None]
     judged = sum(report.period.total for report in reports)
     missed = sum(report.period.missed for report in reports)
     limits = {limit.limit_id: limit for limit in gateway.deps.directory.limits(now_s)}
@@ -95,11 +104,11 @@ async def read_slow_figures(
         sum(row["count"] for row in refused),
         refusal_lines(refused, limits)[:MOST_REFUSALS],
         tuple(_tight(each, names) for each in tight[:MOST_TIGHT]),
-        len(alerts),
+        len(problems),
         tuple(
-            (alert.summary, alert.page)
-            for alert in alerts
-            if alert.severity == "page" and alert.subject != REPLICA_DOWN.subject
+            (f"{name}: {one.summary}" if (name := names.get(one.tenant_id)) else one.summary, one.page)
+            for one in problems
+            if one.severity == "page" and one.subject != REPLICA_DOWN.subject
         ),
         round(now_s * 1e6),
     )

@@ -236,7 +236,7 @@ def test_prices_from_the_command_line(data_dir: str) -> None:
     history = answer_of("price", "history", "my/model", *at)
     assert [row["version"] for row in history] == [2, 1, 1, 1]
     [batch] = re.findall("batch.*", run_command("price", "list", *at[:2]).stdout)[:1]
-    assert batch.split()[1:9] == ["150", "150", "600", "0.5", "1", "0.1", "1", "1"]
+    assert batch.split()[1:9] == ["$0.15", "$0.15", "$0.6", "0.5", "1", "0.1", "1", "1"]
     unpriced = run_command("price", "set", "other", "--output", "5", *at[:2])
     assert (unpriced.exit_code, "input_nanousd: is missing" in unpriced.stderr) == (1, True)
 
