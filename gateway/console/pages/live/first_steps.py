@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
-from gateway.console.access import visit_of
-from gateway.http.asgi import Request, headers_of
+from gateway.console.pages.tenant_parts.curl_line import curl_line
+from gateway.http.asgi import Request
 from gateway.routes.context import gateway_of
 from tenants.resources.keys import KEYS, KeyQuery
 from tenants.resources.people import PEOPLE, PersonQuery
@@ -40,28 +39,9 @@ async def first_steps(request: Request) -> FirstSteps | None:
     limits_page, keys_page = (f"{of_first}/{each}" if tenants else listed for each in ("limits", "keys"))
     steps = (
         ("Create a tenant: a team, a customer or a program", listed, bool(tenants)),
-        (
-            "Set its limit, such as 1,000,000 tokens a day",
-            limits_page,
-            bool(limits),
-        ),
+        ("Set its limit, such as 1,000,000 tokens a day", limits_page, bool(limits)),
         ("Create a key and copy it", keys_page, bool(keys)),
         ("Send a first request with the line below", "/console/requests", bool(ended)),
         ("Invite a colleague", "/console/people", len(people) > 1),
     )
-    return FirstSteps(steps, curl_line(request))
-
-
-def curl_line(request: Request) -> str:
-    """A first request to this server, with a place for the key."""
-    visit, gateway = visit_of(request), gateway_of(request)
-    host = headers_of(request.scope).get("host", "127.0.0.1")
-    model, pool = next(iter(gateway.pools.items()))
-    has_chat = getattr(pool.spec.renderer, "has_chat_template", True)
-    asked = {"messages": [{"role": "user", "content": "Hello"}]} if has_chat else {"prompt": "Hello"}
-    body = json.dumps({"model": model, **asked, "max_tokens": 32})
-    path = "chat/completions" if has_chat else "completions"
-    return (
-        f"curl {'https' if visit.is_https else 'http'}://{host}/v1/{path}"
-        f' -H "authorization: Bearer {PLACEHOLDER}" -H "content-type: application/json" -d \'{body}\''
-    )
+    return FirstSteps(steps, curl_line(request, PLACEHOLDER))
