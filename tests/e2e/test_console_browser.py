@@ -67,7 +67,7 @@ def test_from_the_link_to_the_log_out(server: Server, chromium: Browser, visitor
     second = other.new_page()
     second.goto("/console/log-in")
     log_in(second, "browser@example.org", PASSWORD)
-    expect(second.get_by_role("heading", name="Hello")).to_be_visible()
+    expect(second.get_by_role("heading", name="Overview")).to_be_visible()
     page.reload()
     own = page.get_by_role("region", name="Your sessions").get_by_role("row")
     ending = own.filter(has_not_text="this one").get_by_role("button")

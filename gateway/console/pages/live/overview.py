@@ -302,7 +302,7 @@ def _tenants_of(request: Request) -> tuple[TenantsMaker, TenantsWriter, tuple[ob
     return (
         TenantsMaker(request, ids),
         TenantsWriter(tuple((one, names[one]) for one in ids)),
-        ("overview", *ids),
+        ("overview of tenants", *ids),
     )
 
 
