@@ -106,7 +106,7 @@ class Gateway:
         self.models = ServedModels(deps, pools, deps.aliases, self.quotes, deps.prices)
         self.idempotency = IdempotencyKeys(deps)
         self.large_bodies = LargeBodies(config.large_bodies_bytes)
-        self.request_actions = RequestActions(deps, pools, self.metrics.recent_lag)
+        self.request_actions = RequestActions(deps, pools, self.metrics.recent_lag, self.metrics.waits)
         self.fleet = Fleet(
             gateway_id, self.request_actions, deps.peer_requests, deps.registry, config.gateway_stale_s
         )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from engine.entry import QueueEntry
 from engine.forecast.calibration import REDEEMED_BURST_S, Bucket, Calibration, Kind, bucket_of
 from engine.forecast.length.length import LengthForecast
-from engine.forecast.wait.forecast import Forecast
+from engine.forecast.wait.forecast import Forecast, not_before
 from engine.forecast.wait.picture import QUANTILES, AnswerLength
 from engine.forecast.wait.replayed_engine import EngineLoad
 from engine.messages import TIER_RANKS, Snapshot, StepTime
@@ -26,6 +26,7 @@ from gateway.estimates.displacement import Displacement, displacement
 from gateway.estimates.engine_load import engine_loads
 from gateway.estimates.forecast_cache import ForecastCache, Promised, Size, Submit, nothing_promised
 from gateway.estimates.overdue import Overdue, WatchedWait
+from gateway.estimates.service_rate import ServiceRate
 from gateway.estimates.step_time_scale import StepTimeScale
 from gateway.flow.controller import FlowController, Ticket
 from gateway.statistics import LEARNED_PER_S, EvenSample
@@ -83,6 +84,7 @@ class Estimator:
         )
         self._flow = flow
         self._overdue = Overdue()
+        self.service_rate = ServiceRate()
         self._judged = EvenSample(JUDGED_PER_S)
         self._counted = EvenSample(JUDGED_PER_S)
         self._learned = EvenSample(LEARNED_PER_S)
@@ -183,6 +185,7 @@ class Estimator:
         for upstream in self._upstreams:
             self._scales[upstream.replica_id].see(upstream.snapshot)
         self._overdue.look(now_s, self._waits, self.calibration)
+        self.service_rate.see(now_s, self._flow.tenants.served_cost, waits=self._flow.wants_more)
         if self.is_enabled:
             self.forecast_cache.refresh(now_s)
 
@@ -323,6 +326,8 @@ class Estimator:
     ) -> Estimate:
         bucket = bucket_of(raw, TIER_RANKS[tier], is_exact=size.is_exact, kind=kind)
         told = self.calibration.correct(raw, bucket)
+        if raw.must_serve and (rate := self.service_rate.cost_per_s):
+            told = not_before(told, raw.must_serve / rate)
         price = self.prices().entry(model, tier).cost_nanousd
         count, tokens = size.sequences, size.input_tokens
         most = size.max_tokens * count

@@ -320,6 +320,14 @@ class FlowController:
     def queued_up_to(self, rank: int) -> int:
         return self.queue.queued_up_to(rank)
 
+    @property
+    def wants_more(self) -> bool:
+        """Whether requests wait that no brake holds back."""
+        braked = self.knobs.brakes.shares
+        if not braked:
+            return len(self.queue) > 0
+        return any(count for rank, count in enumerate(self.queue.queued_by_tier()) if rank not in braked)
+
     def tokens_ahead(self, entry_id: str, now_s: float) -> TokensAhead:
         """What is ahead of a request; nothing if it does not wait. O(waiting tenants + running requests)."""
         ticket = self.queue.ticket(entry_id)

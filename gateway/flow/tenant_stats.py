@@ -48,6 +48,8 @@ class TenantFlows:
 
     def __init__(self) -> None:
         self._tenants: dict[str, TenantFlow] = {}
+        self.served_cost = 0
+        """Cost tokens had by all, as `TenantFlow.served`."""
 
     def of(self, entry: QueueEntry) -> TenantFlow:
         tenant = self._tenants.get(entry.tenant_id)
@@ -80,9 +82,9 @@ class TenantFlows:
         """Counts emitted tokens; before the first ones also the computed prompt."""
         tenant = self.of(entry)
         tenant.running_output_tokens += tokens
-        tenant.served[entry.tier] += tokens * OUTPUT_TOKEN_COST
-        if is_first:
-            tenant.served[entry.tier] += entry.input_tokens * INPUT_TOKEN_COST
+        served = tokens * OUTPUT_TOKEN_COST + (entry.input_tokens * INPUT_TOKEN_COST if is_first else 0)
+        tenant.served[entry.tier] += served
+        self.served_cost += served
 
     def finished(self, flight: InFlight, input_tokens: int, output_tokens: int, cost: int) -> None:
         entry = flight.ticket.entry
@@ -91,7 +93,9 @@ class TenantFlows:
         tenant.finished += 1
         tenant.running_output_tokens -= flight.output_tokens
         prompt = entry.input_tokens * INPUT_TOKEN_COST if flight.output_tokens else 0
-        tenant.served[entry.tier] += cost - prompt - flight.output_tokens * OUTPUT_TOKEN_COST
+        rest = cost - prompt - flight.output_tokens * OUTPUT_TOKEN_COST
+        tenant.served[entry.tier] += rest
+        self.served_cost += rest
         tenant.service_cost += cost
         tenant.input_tokens += input_tokens
         tenant.output_tokens += output_tokens

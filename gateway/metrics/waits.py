@@ -7,13 +7,30 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
+
+import msgspec
 
 from gateway.domain.estimate import Seconds
 
 MAX_KEPT = 64
 MAX_LINES = 2_000
+
+
+class KeptWaits(msgspec.Struct, frozen=True):
+    """A tenant's last requests in a tier at one gateway: medians told, against quantiles that they had."""
+
+    tenant_id: str
+    tier: str
+    requests: int
+    told_p50_s: float | None
+    """None: estimates are off."""
+    told_p90_s: float | None
+    had_p50_s: float
+    had_p90_s: float
+    within_told_p90: float | None
+    """Share of those that were told a wait."""
 
 
 class _Wait(NamedTuple):
@@ -39,6 +56,15 @@ class RecentWaits:
         else:
             self._lines.move_to_end(whose)
         line.append(_Wait(had_s, told_s))
+
+    def latest(self, tenant_ids: Collection[str] | None, tier: str, most: int) -> list[KeptWaits]:
+        """The lines that were noted last. `tenant_ids`: None: of all; `tier`: empty: all."""
+        whose = [
+            line
+            for line in reversed(self._lines)
+            if (tenant_ids is None or line[0] in tenant_ids) and tier in ("", line[1])
+        ]
+        return [KeptWaits(*line, **(self.of(*line) or {})) for line in whose[:most]]
 
     def of(self, tenant_id: str, tier: str) -> dict[str, Any] | None:
         """JSON: medians told, quantiles of actual waits, share within the told p90. None: unknown."""

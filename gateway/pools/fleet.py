@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from gateway.metrics.waits import KeptWaits
 from gateway.pools.live_counters import FleetNow, GatewayNow, merged
 from gateway.pools.request_actions import (
     COUNT,
@@ -58,6 +59,9 @@ class WaitingRequests:
     """Of the gateways that answered."""
     gateways: int
     gateways_missing: int
+    kept: list[KeptWaits]
+    """Told against had, the longest waits first; of a tenant's tier at several gateways that of the one which
+    had the most of its last requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,11 @@ class Fleet:
         oldest = sorted(by_id.values(), key=lambda row: (-row.elapsed_s, row.request_id))
         total = max(len(oldest), sum(answer.total for answer in here))
         unread = len(answers) - len(here)
-        return WaitingRequests(oldest[:MAX_WAITING_SHOWN], total, len(here), missing + unread)
+        kept: dict[tuple[str, str], KeptWaits] = {}
+        for line in sorted((line for answer in here for line in answer.kept), key=lambda line: line.requests):
+            kept[line.tenant_id, line.tier] = line
+        longest = sorted(kept.values(), key=lambda line: (-line.had_p50_s, line.tenant_id, line.tier))
+        return WaitingRequests(oldest[:MAX_WAITING_SHOWN], total, len(here), missing + unread, longest)
 
     async def _ask_all(
         self, ask: RequestAction, within_s: float = math.inf

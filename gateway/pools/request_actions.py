@@ -15,6 +15,7 @@ from gateway.domain.timeline import FIELDS, TimelineKind
 from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
 from gateway.metrics.recent_lag import RecentLag
+from gateway.metrics.waits import RecentWaits
 from gateway.pools.live_counters import counters_of
 from gateway.pools.pool import Pools
 from gateway.pools.waiting import waiting_here
@@ -118,10 +119,11 @@ class PeerAnswers:
 class RequestActions:
     """Use from one event loop."""
 
-    def __init__(self, site: Site, pools: Pools, lag: RecentLag) -> None:
+    def __init__(self, site: Site, pools: Pools, lag: RecentLag, waits: RecentWaits) -> None:
         self._site = site
         self._pools = pools
         self._lag = lag
+        self._waits = waits
 
     async def act(self, ask: RequestAction) -> ActionResult:
         """Never raises: a refusal is an answer, too."""
@@ -133,7 +135,7 @@ class RequestActions:
             counters = counters_of(self._site, self._pools, self._lag.most_s)
             return ActionResult(True, msgspec.to_builtins(counters))
         if ask.act == WAITING:
-            waiting = waiting_here(self._site, self._pools, ask.of_tenants, ask.tier)
+            waiting = waiting_here(self._site, self._pools, self._waits, ask.of_tenants, ask.tier)
             return ActionResult(True, msgspec.to_builtins(waiting))
         run = self._pools.find(ask.request_id)
         if run is None or ask.tenant_id not in (None, run.call.principal.tenant_id):

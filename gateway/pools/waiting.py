@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gateway.flow.types import Ticket
+from gateway.metrics.waits import KeptWaits, RecentWaits
 from gateway.requests.queue_progress import outlook
 from gateway.requests.run import Run
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_WAITING_SHOWN = 100
 """Of one gateway; the figures of each cost a look at its tenant's queue."""
+MAX_KEPT_SHOWN = 50
+"""Tenants and tiers with what their last requests were told and had."""
 
 
 class WaitingNow(msgspec.Struct, frozen=True):
@@ -47,10 +50,15 @@ class WaitingHere(msgspec.Struct, frozen=True):
 
     data: list[WaitingNow]
     total: int
+    kept: list[KeptWaits] = []
 
 
 def waiting_here(
-    site: Site, pools: Mapping[str, ModelPool], tenant_ids: Collection[str] | None, tier: str
+    site: Site,
+    pools: Mapping[str, ModelPool],
+    waits: RecentWaits,
+    tenant_ids: Collection[str] | None,
+    tier: str,
 ) -> WaitingHere:
     """`tenant_ids`: None: of all tenants. `tier`: empty: all."""
     waiting = [
@@ -70,6 +78,7 @@ def waiting_here(
             for run, pool in shown
         ],
         len(waiting),
+        waits.latest(tenant_ids, tier, MAX_KEPT_SHOWN),
     )
 
 

@@ -12,6 +12,7 @@ from typing import cast
 import msgspec
 import pytest
 
+from gateway.metrics.waits import KeptWaits
 from gateway.pools.fleet import Fleet
 from gateway.pools.live_counters import GatewayNow, TenantNow
 from gateway.pools.peer_requests import PeerRequests
@@ -140,7 +141,8 @@ class Counts:
         queued = {"standard": len(waits)}
         self._now = GatewayNow(gateway_id, "", 0.0, 10, queued, 1, 0.0, [tenant])
         rows = [WaitingNow(name, "t1", "m", "standard", "waiting", since_s, 1) for name, since_s in waits]
-        self._waiting = WaitingHere(rows, total or len(rows))
+        kept = [KeptWaits("t1", "batch", len(rows), 1.0, 2.0, 3.0, 4.0, 0.5)]
+        self._waiting = WaitingHere(rows, total or len(rows), kept * bool(total))
 
     async def act(self, ask: RequestAction) -> ActionResult:
         assert ask.act == COUNTERS or (ask.act, ask.of_tenants, ask.tier) == (WAITING, ("t1", "t2"), "batch")
@@ -167,3 +169,4 @@ async def test_live_figures_of_all_gateways_are_added_up_and_one_of_another_vers
     found = await fleet.waiting({"t2", "t1"}, "batch")
     assert [each.request_id for each in found.data] == ["a", "moved", "b"]
     assert (found.total, found.gateways, found.gateways_missing) == (9, 2, 1)
+    assert [(line.tenant_id, line.requests, line.told_p50_s) for line in found.kept] == [("t1", 2, 1.0)]

@@ -18,6 +18,7 @@ from gateway.budget.holds import BudgetDenied
 from gateway.cluster.crash_charge import reckon
 from gateway.errors import ApiError
 from gateway.metrics.recent_lag import RecentLag
+from gateway.metrics.waits import RecentWaits
 from gateway.pools.pool import Pools
 from gateway.pools.request_actions import CANCEL, LIST, MOVE, OFFER, SHOW, RequestAction, RequestActions
 from gateway.requests.run import Run
@@ -290,7 +291,7 @@ async def test_another_gateways_question_is_answered_about_the_askers_own_reques
     run = await line.waiting(cost_limit(10 * MOST))
     request_id, tenant_id = run.call.request_id, PRINCIPAL.tenant_id
     pool: Any = SimpleNamespace(lifecycle=line.lifecycle)
-    under_way = RequestActions(site(None), Pools(m=pool), RecentLag())
+    under_way = RequestActions(site(None), Pools(m=pool), RecentLag(), RecentWaits())
     assert not (await under_way.act(RequestAction(SHOW, request_id, "ten_2"))).is_found
     assert not (await under_way.act(RequestAction(CANCEL, request_id, "ten_2"))).is_found
     assert [each["id"] for each in (await under_way.act(RequestAction(LIST, tenant_id=tenant_id))).value] == [

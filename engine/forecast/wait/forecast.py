@@ -41,3 +41,19 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
     """Steps behind the step-time model: the scarcer the samples, the wider the truth."""
     saturated: bool
     """The replay did not reach the request's end: the times are lower bounds."""
+    must_serve: int = 0
+    """Cost tokens that engines serve before its dispatch, of what is there already; 0: none, or not known."""
+
+
+def not_before(told: Figures, least_s: float) -> Figures:
+    """The figures with a median wait of at least `least_s`; what follows comes so much later."""
+    wait, later_s = told.wait_s, least_s - told.wait_s[0]
+    if later_s <= 0:
+        return told
+    (ttft_p50, ttft_p90), (e2e_p50, e2e_p90) = told.ttft_s, told.e2e_s
+    return Figures(
+        (least_s, max(wait[1], least_s)),
+        (ttft_p50 + later_s, max(ttft_p90, ttft_p50 + later_s)),
+        told.tpot_s,
+        (e2e_p50 + later_s, max(e2e_p90, e2e_p50 + later_s)),
+    )

@@ -163,6 +163,7 @@ class Probing(QueueReplay):
         point.completed = self.completed
         point.engine = self.engines.index(engine)
         point.is_reached = True
+        point.must_serve = max(0, sum(one.served_cost for one in self.engines) - self.arrived_cost)
         point.decodes = len(engine.decodes)
         point.context_tokens = engine.decode_context
         waiting = [
@@ -223,6 +224,7 @@ class Probing(QueueReplay):
             for_ever_s = left_s / (1 - busy) if busy < 1 else float("inf")
             point.wait_s = passed_s + min(for_ever_s, left_s + busy * more_s)
             point.is_reached = self.later_cost > 0 and busy < 1
+            point.must_serve += above + own + others
             point.ahead_own += own
             point.ahead_others += others
             point.ahead_higher += above

@@ -49,6 +49,8 @@ class QueueReplay:
     completed: int = 0
     later_cost: int = 0
     """Cost tokens dispatched after the start: what the engines really made room for."""
+    arrived_cost: int = 0
+    """Cost tokens sent of requests that arrived after the start."""
     last_dispatch_s: float = 0.0
     is_extrapolated: bool = False
     had: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -162,6 +164,8 @@ class QueueReplay:
         cost = prompt * INPUT_TOKEN_COST + output * OUTPUT_TOKEN_COST
         key = (entry.tenant_id, entry.tier)
         self.had[key] = self.had.get(key, 0) + cost
+        if entry.entry_id.startswith(ARRIVAL):
+            self.arrived_cost += cost
 
     def _rank(self, entry: QueueEntry) -> int:
         if self.queue.order_name == "fcfs":

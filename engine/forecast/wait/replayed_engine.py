@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from engine.entry import QueueEntry
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
 from engine.messages import StepTime
 from engine.scheduling.brakes import NO_BRAKES, Brakes
 from engine.sizes import DECODE_TOKENS
@@ -107,6 +107,8 @@ class ReplayedEngine:
     dispatched: dict[int, int] = field(default_factory=dict)
     dispatched_kv: dict[int, int] = field(default_factory=dict)
     live: dict[int, dict[str, LiveTenant]] = field(default_factory=dict)
+    served_cost: int = 0
+    """Cost tokens that it served in the replay."""
 
     @property
     def has_work(self) -> bool:
@@ -261,6 +263,8 @@ class ReplayedEngine:
         self.now_s += self._duration_s(steps, prefilled)
         self.step += steps
         self.decode_context += len(self.decodes) * steps
+        self.served_cost += len(self.decodes) * steps * OUTPUT_TOKEN_COST
+        self.served_cost += sum(computed for _, computed in prefilled) * INPUT_TOKEN_COST
         for stream, computed in prefilled:
             stream.context_tokens += computed
             stream.prompt_left -= computed
@@ -281,6 +285,7 @@ class ReplayedEngine:
             orders = {id(item[2]): item[1] for item in self.prefills}
             heapq.heapify(kept)
             self.prefills = kept
+            self.served_cost += len(done) * OUTPUT_TOKEN_COST
             for stream in done:
                 events.append(stream)
                 stream.output_left -= 1

@@ -34,7 +34,7 @@ WAY_P90 = 2.3
 FUTURES_BASIS = ", sampled futures"
 MIXED = (
     "wait_s", "late_s", "place_s", "tpot_s",
-    "completed", "prompt_tokens_ahead", "ahead_own", "ahead_others", "ahead_higher",
+    "completed", "must_serve", "prompt_tokens_ahead", "ahead_own", "ahead_others", "ahead_higher",
 )  # fmt: skip
 """Fields of a point between two others that lie between theirs."""
 NOTHING_AHEAD = {"own": 0, "others": 0, "higher_tier": 0}
@@ -56,6 +56,8 @@ class Point:
     late_s: float = 0.0
     """The longest wait in any of the futures that were replayed."""
     completed: int = 0
+    must_serve: int = 0
+    """Cost tokens that the engines serve until its turn, of what is there already."""
     place_s: float = 0.0
     """From its turn until the engine has a place for it."""
     prompt_tokens_ahead: int = 0
@@ -165,6 +167,8 @@ class Surface:
             tpot_s += self._beside_s(seen, since)
         ahead = NOTHING_AHEAD
         waits = wait_s > 0
+        # Of a burst since the replay it is not known how much of it the engines have taken already.
+        must_serve = round(seen.must_serve * wait_s / seen.wait_s) if seen.wait_s > 0 else 0
         if wait_s < way_s:
             wait_s = way_s
         ttft_s = wait_s + start_up_s
@@ -195,6 +199,7 @@ class Surface:
             basis=self.basis,
             samples=self.samples,
             saturated=not seen.is_reached,
+            must_serve=must_serve,
         )
 
     def _points_of(self, line: tuple[str, int]) -> Sequence[Point]:

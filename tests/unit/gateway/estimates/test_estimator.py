@@ -15,6 +15,7 @@ from engine.entry import QueueEntry
 from engine.forecast.calibration import WARM_UP, Bucket
 from engine.forecast.length.length import LengthForecast
 from engine.forecast.wait.arrivals import RecentArrivals
+from engine.forecast.wait.forecast import Forecast
 from engine.messages import (
     Delta,
     Inventory,
@@ -32,6 +33,7 @@ from gateway.estimates.estimator import Estimator
 from gateway.estimates.forecast_cache import DEBT_S, MAX_COMING, Size
 from gateway.estimates.forecast_cache import Submit as SubmitPicture
 from gateway.estimates.persistence import LENGTHS_FILE, LearnedFiles
+from gateway.estimates.service_rate import ServiceRate
 from gateway.flow.controller import Ticket
 from gateway.flow.window import Replica
 from gateway.quotes.offered import offered
@@ -588,3 +590,51 @@ def test_times_without_own_work_stay_in_order() -> None:
     assert times.without(0.5, 8.5) == Times(1.0, 1.5, 3.5, 3.5, 3.5)
     assert times.without(9.0, 9.0) == Times(1.0, 1.0, 1.0, 1.0, 1.0)
     assert Times(1.0).without(1.0, 1.0) == Times(1.0)
+
+
+def test_no_wait_is_told_shorter_than_the_tokens_ahead_take_at_the_present_rate() -> None:
+    bench = full(waiting=20)
+
+    def told(tier: Tier, now_s: float = 100.0) -> Estimate:
+        return bench.estimates.estimate(MODEL, "me", 1.0, tier, SIZE, now_s)
+
+    # Corrections from calmer times would tell almost nothing.
+    first = told(Tier.STANDARD, 0.0)
+    for number in range(4 * WARM_UP):
+        at_s = 10.0 * number
+        bench.estimates.judge(first, Times(at_s, at_s + 0.01, at_s + 0.02, at_s + 1.0, at_s + 1.0), 50)
+    before = told(Tier.STANDARD)
+    assert before.promise is not None
+    assert isinstance(before.promise.raw, Forecast)
+    assert 0 < before.promise.raw.must_serve < sum(before.tokens_ahead.values()), (
+        "what runs beside it need not end first"
+    )
+    for second in range(10):
+        bench.estimates.watch(100.0 + second)
+        bench.flow.progress("r1", 5 * (second + 1), 1)
+    bench.estimates.watch(110.0)
+    after = told(Tier.STANDARD, 110.0)
+    rate = bench.estimates.service_rate.cost_per_s
+    assert rate == pytest.approx(20.0, rel=0.2), "ten a second, and once the prompt"
+    assert after.promise is not None
+    assert isinstance(after.promise.raw, Forecast)
+    assert before.wait_s[0] < 1.0 < after.promise.raw.must_serve / rate <= after.wait_s[0] <= after.wait_s[1]
+    assert after.wait_s[0] <= after.ttft_s[0] <= after.e2e_s[0]
+    assert after.ttft_s[0] <= after.ttft_s[1] <= after.e2e_s[1]
+    idle = Bench()
+    idle.estimates.service_rate = bench.estimates.service_rate
+    assert idle.wait_s(120.0) == 0.0, "nothing is ahead"
+
+
+def test_the_service_rate_counts_time_in_which_something_waits_and_no_outage() -> None:
+    rate = ServiceRate()
+    for second in range(10):
+        rate.see(float(second), 100 * second, waits=second != 4)
+    assert rate.cost_per_s == pytest.approx(100.0)
+    rate.see(1_000.0, 1_000, waits=True)
+    assert 10.0 < (rate.cost_per_s or 0.0) < 100.0, "ten seconds of it count"
+    rate.see(1_001.0, 2_000, waits=False)
+    rate.see(1_500.0, 2_000, waits=True)
+    rate.see(1_501.0, 2_100, waits=True)
+    assert (rate.cost_per_s or 0.0) < 100.0, "what went on while nothing waited does not count"
+    assert ServiceRate().cost_per_s is None

@@ -16,6 +16,11 @@ def test_what_was_told_stands_beside_what_was_had() -> None:
         "within_told_p90": 0.75,
     }  # fmt: skip
     assert waits.of("acme", "batch") is None
+    waits.note("labs", "batch", (0.0, 0.5), 2.0)
+    labs, acme = waits.latest(None, "", most=9)
+    assert (acme.tenant_id, acme.tier, acme.told_p50_s, acme.had_p50_s) == ("acme", "standard", 1.0, 1.0)
+    assert [waits.latest({"acme"}, "", 9), waits.latest(None, "batch", 9)] == [[acme], [labs]]
+    assert waits.latest(None, "", most=1) == [labs]
 
 
 def test_without_estimates_only_what_was_had_is_known() -> None:
