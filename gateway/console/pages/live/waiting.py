@@ -77,7 +77,8 @@ async def question_of(request: Request) -> WaitingQuestion:
 async def view_of(request: Request, question: WaitingQuestion) -> WaitingView:
     gateway = gateway_of(request)
     waiting = await gateway.fleet.waiting(question.tenant_ids, question.tier)
-    names = tenant_names(gateway, (row.tenant_id for row in (*waiting.data, *waiting.kept)))
+    ids = [*(row.tenant_id for row in waiting.data), *(line.tenant_id for line in waiting.kept)]
+    names = tenant_names(gateway, ids)
     return WaitingView(round(gateway.deps.wall_clock() * 1e6), waiting, names)
 
 
