@@ -35,24 +35,10 @@ HELD = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class ToldHad:
-    """Waits of a tenant in a tier lately: medians of what was told on arrival, and of what they were."""
-
-    tenant: str
-    tier: str
-    told_s: float
-    had_s: float
-    is_off: bool
-
-
-@dataclass(frozen=True, slots=True)
 class WaitingView:
     at_us: int
     found: WaitingRequests
     names: Mapping[str, str]
-    told: tuple[ToldHad, ...] = ()
-    off: frozenset[tuple[str, str]] = frozenset()
-    """Tenants (ids) and tiers whose estimates do not hold now."""
 
     @property
     def answering(self) -> str:
@@ -91,33 +77,21 @@ async def question_of(request: Request) -> WaitingQuestion:
 async def view_of(request: Request, question: WaitingQuestion) -> WaitingView:
     gateway = gateway_of(request)
     waiting = await gateway.fleet.waiting(question.tenant_ids, question.tier)
-    names = tenant_names(gateway, (row.tenant_id for row in waiting.data))
-    in_line_now = {(row.tenant_id, row.tier) for row in waiting.data}
-    kept = [each for each in waiting.kept if (each.tenant_id, each.tier) in in_line_now]
-    at_us = round(gateway.deps.wall_clock() * 1e6)
-    off = frozenset((each.tenant_id, each.tier) for each in kept if _is_off(each))
-    return WaitingView(at_us, waiting, names, told_lines(kept, names), off)
+    ids = [*(row.tenant_id for row in waiting.data), *(line.tenant_id for line in waiting.kept)]
+    names = tenant_names(gateway, ids)
+    return WaitingView(round(gateway.deps.wall_clock() * 1e6), waiting, names)
 
 
-def _is_off(waits: KeptWaits) -> bool:
-    within = waits.within_told_p90
-    return within is not None and within < HELD and waits.requests >= FEW
+def is_off(kept: KeptWaits) -> bool:
+    """Whether what this tenant is told in this tier does not hold now."""
+    within = kept.within_told_p90
+    return within is not None and within < HELD and kept.requests >= FEW
 
 
-def told_lines(waits: Iterable[KeptWaits], names: Mapping[str, str]) -> tuple[ToldHad, ...]:
+def told_lines(kept: Iterable[KeptWaits]) -> list[KeptWaits]:
     """The furthest off first."""
-    lines = [
-        ToldHad(
-            names.get(each.tenant_id, each.tenant_id),
-            each.tier,
-            each.told_p50_s,
-            each.had_p50_s,
-            _is_off(each),
-        )
-        for each in waits
-        if each.told_p50_s is not None
-    ]
-    return tuple(sorted(lines, key=lambda line: line.told_s - line.had_s)[:MOST_TOLD])
+    told = [(line.told_p50_s - line.had_p50_s, line) for line in kept if line.told_p50_s is not None]
+    return [line for _, line in sorted(told, key=lambda pair: pair[0])[:MOST_TOLD]]
 
 
 def in_line(rows: Iterable[WaitingNow]) -> list[WaitingNow]:
@@ -133,6 +107,8 @@ def shown(view: WaitingView, question: WaitingQuestion) -> dict[str, Any]:
         "several_models": len({row.model for row in rows}) > 1,
         "more": max(0, view.found.total - len(rows)),
         "most_ahead": max((sum(row.tokens_ahead.values()) for row in rows if row.tokens_ahead), default=1),
+        "told": told_lines(view.found.kept),
+        "off": {(line.tenant_id, line.tier) for line in view.found.kept if is_off(line)},
         "most_told": MAX_KEPT,
         "may_act": question.may_act,
         "again": with_query(PATH, question.query),

@@ -25,7 +25,14 @@ from gateway.console.pages.live.figures import (
 from gateway.console.pages.live.move_shown import most_ahead, move_shown
 from gateway.console.pages.live.overview import OverviewWriter, refusal_lines
 from gateway.console.pages.live.past_hour import HourEvent, past_hour, replica_events
-from gateway.console.pages.live.waiting import WaitingQuestion, WaitingView, in_line, text_of, told_lines
+from gateway.console.pages.live.waiting import (
+    WaitingQuestion,
+    WaitingView,
+    in_line,
+    is_off,
+    text_of,
+    told_lines,
+)
 from gateway.metrics.waits import KeptWaits, RecentFirstTokens, first_token_s
 from gateway.pools.fleet import WaitingRequests
 from gateway.pools.live_counters import FleetNow, GatewayNow, ReplicaNow, TenantNow, merged
@@ -259,8 +266,9 @@ def test_an_overview_escapes_names_and_readers_with_one_question_share_its_text(
     assert len(texts) == 2
 
 
-def waiting(*rows: WaitingNow, **more: Any) -> WaitingView:
-    return WaitingView(0, WaitingRequests(list(rows), len(rows) + 3, 1, 0, []), {"t1": "<script>"}, **more)
+def waiting(*rows: WaitingNow, kept: tuple[KeptWaits, ...] = ()) -> WaitingView:
+    found = WaitingRequests(list(rows), len(rows) + 3, 1, 0, list(kept))
+    return WaitingView(0, found, {"t1": "<script>", "t5": "nightly"})
 
 
 ROW = WaitingNow(
@@ -293,21 +301,21 @@ def test_the_line_is_by_turn_and_what_is_over_leaves_it() -> None:
     assert "req_1" not in text_of(waiting(later), {}, OPERATOR)
 
 
-def waits(
-    tenant_id: str, told_s: float | None, had_s: float, *, requests: int = 20, within: float = 0.4
+def kept(
+    tenant: str, told_s: float | None, had_s: float, *, requests: int = 20, within: float = 0.4
 ) -> KeptWaits:
-    return KeptWaits(tenant_id, "batch", requests, told_s, told_s, had_s, had_s, within)
+    return KeptWaits(tenant, "standard", requests, told_s, None, had_s, had_s, within)
 
 
 def test_what_was_told_stands_against_what_they_had_and_replaces_an_estimate_that_does_not_hold() -> None:
-    found = [
-        waits("t1", 1.0, 43.0), waits("t2", 1.0, 44.0, requests=19), waits("t3", 2.0, 2.5, within=0.5),
-        waits("t4", None, 9.0),
-    ]  # fmt: skip
-    told = told_lines(found, {"t1": "nightly"})
-    assert [(line.tenant, line.is_off) for line in told] == [("t2", False), ("nightly", True), ("t3", False)]
-    text = text_of(waiting(ROW, told=told, off=frozenset({("t1", "standard")})), {}, OPERATOR)
-    assert "<strong>nightly</strong> (batch): told 1.0 s, had" in text
+    lines = (
+        kept("t1", 1.0, 43.0), kept("t5", 1.0, 44.0, requests=19), kept("t3", 2.0, 2.5, within=0.5),
+        kept("t4", None, 9.0),
+    )  # fmt: skip
+    told = told_lines(lines)
+    assert [(line.tenant_id, is_off(line)) for line in told] == [("t5", False), ("t1", True), ("t3", False)]
+    text = text_of(waiting(ROW, kept=lines), {}, OPERATOR)
+    assert "<strong>nightly</strong> (standard): told 1.0 s, had 44 s" in text
     assert "not reliable" in text
     assert "4.0 s" not in text
 
