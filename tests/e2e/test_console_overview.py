@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.support.chromium import Visitor, needs_chromium, problems_of
 from tests.support.server_process import MODEL, Server, server_process
+from tests.support.traffic import Sender, traffic
 
 pytestmark = needs_chromium
 FLOOD = 8
@@ -32,35 +32,6 @@ def server(tmp_path: Path, chat_model: Path) -> Iterator[Server]:
     arguments = ["--engine-max-sequences", "2", "--engine-max-tokens-per-s", "200"]
     with server_process(tmp_path / "server", chat_model, *arguments) as running:
         yield running
-
-
-@contextmanager
-def traffic(server: Server, keys: dict[str, str], connections: dict[str, int]) -> Iterator[None]:
-    """Each connection sends one request after the other."""
-    over = threading.Event()
-
-    def send(name: str) -> None:
-        body = {"model": MODEL, "prompt": "again", "max_tokens": 12, "ignore_eos": True}
-        with server.http(keys[name], timeout_s=120) as client:
-            while not over.wait(0.0 if connections[name] > 1 else 1.0):
-                try:
-                    client.post("/v1/completions", json=body)
-                except httpx.HTTPError:
-                    return
-
-    threads = [
-        threading.Thread(target=send, args=(name,), daemon=True)
-        for name, number in connections.items()
-        for _ in range(number)
-    ]
-    for each in threads:
-        each.start()
-    try:
-        yield
-    finally:
-        over.set()
-        for each in threads:
-            each.join(120)
 
 
 @contextmanager
@@ -91,13 +62,17 @@ def answered(server: Server, visitor: Visitor, tenants: int) -> Page:
     keys = {name: server.tenant(name) for name in names}
     server.limit("finance", "total_tokens", 60, window="day")
     page = visitor.log_in("overview@example.org", "operator")
-    connections = {"crawler": FLOOD, "finance": 1} | dict.fromkeys(names[2:], 1 if tenants < 20 else 0)
+    others = names[2:] if tenants < 20 else []
+    senders = [
+        Sender(keys["crawler"], FLOOD),
+        *(Sender(keys[one], pause_s=1.0) for one in ("finance", *others)),
+    ]
     with ExitStack() as stack:
         if tenants > 20:  # each is active, and few at a time
             for name in names[2:]:
                 with server.http(keys[name]) as client:
                     client.post("/v1/completions", json={"model": MODEL, "prompt": "a", "max_tokens": 1})
-        stack.enter_context(traffic(server, keys, connections))
+        stack.enter_context(traffic(server, senders))
         needs = page.get_by_role("region", name="What needs you")
         row = page.get_by_role("region", name="Tenants", exact=True).get_by_role("row", name="crawler")
         # Who takes more than the share, and why.
