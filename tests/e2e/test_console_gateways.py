@@ -55,19 +55,8 @@ async def test_both_gateways_are_shown_and_a_log_out_in_one_ends_the_stream_of_t
             assert figure(page, "Running") == 2
             assert page.count('data-label="Gateway"') == 2
             assert page.count('data-label="Replica"') == 2, "each replica once, though both see it"
-<<<<<<< HEAD
             live, _, _ = page.partition("Figures of the last hour")
             assert len(re.findall(r'data-label="Tenant"><a [^>]*>live-both<', live)) == 1
-=======
-            assert (
-                len(
-                    re.findall(
-                        r'data-label="Tenant"><a [^>]*>live-both<', page.split("Figures of the last hour")[0]
-                    )
-                )
-                == 1
-            )
->>>>>>> part-overview
         assert "2 of 2 gateways answer" in plain((await there.get(WAITING)).text)
         async with stream(there, f"{OVERVIEW}/live") as events:
             assert "2 of 2 gateways answer" in plain(await anext(events))
