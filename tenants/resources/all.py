@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tenants.resources.alerts import ALERTS
+from tenants.resources.aliases import ALIASES
 from tenants.resources.keys import KEYS
 from tenants.resources.limits import LIMITS
 from tenants.resources.people import PEOPLE
@@ -29,6 +30,7 @@ RESOURCES: tuple[Resource[Any], ...] = (
     LIMITS,
     SLOS,
     PRICES,
+    ALIASES,
     ENDED,
     MISSES,
     REFUSALS,

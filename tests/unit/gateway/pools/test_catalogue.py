@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.pools.catalogue import Alias, Catalogue, Chain, alias_as_json
+from gateway.pools.catalogue import Catalogue
 from gateway.pools.pool import PoolSpec
 from gateway.requests.prompt import EstimatedRenderer
 from gateway.upstream.openai.config import UpstreamSettings
@@ -16,6 +16,7 @@ from gateway.upstream.replica_set import ReplicaSet
 from ops.serving.upstream_pools import pools_of
 from ops.settings.settings import BadSetting, load
 from tenants.errors import Invalid
+from tenants.nouns.alias import Alias, Chain, alias_as_json
 
 
 def up(_: str) -> bool:
