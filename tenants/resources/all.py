@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tenants.resources.alerts import ALERTS
-from tenants.resources.aliases import ALIASES
 from tenants.resources.keys import KEYS
 from tenants.resources.limits import LIMITS
 from tenants.resources.people import PEOPLE
+from tenants.resources.platform.aliases import ALIASES
 from tenants.resources.prices import PRICES
 from tenants.resources.projects import PROJECTS
 from tenants.resources.records.audit import AUDIT
