@@ -15,10 +15,9 @@ from tenants.fields import Field
 
 MODEL = re.compile(r"[A-Za-z0-9._:/@+-]{1,128}")
 MAX_ALIASES = 256
-MAX_MODELS = 8
-"""Of one alias that is stored."""
 MAX_WEIGHT = 1_000_000
 MAX_CHAIN = 8
+"""Models of a chain, and of any alias that is stored."""
 MAX_PRICE_RATIO = 1_000
 
 
@@ -119,8 +118,8 @@ def read_alias(text: str, max_price: float = 1.0) -> Alias:
     """What is typed. Raises `Invalid`."""
     is_chain = ">" in text
     parts = [part.strip() for part in text.split(">" if is_chain else ",")]
-    if len(parts) > MAX_MODELS:
-        raise Invalid("means", f"names {len(parts)} models; the most is {MAX_MODELS}: leave some out")
+    if len(parts) > MAX_CHAIN:
+        raise Invalid("means", f"names {len(parts)} models; the most is {MAX_CHAIN}: leave some out")
     if is_chain:
         try:
             return Chain(tuple(parts), max_price)

@@ -84,7 +84,6 @@ ALIASES = Resource(
             " (`GET /admin/v1/aliases` says why). `means`: `my-model`; by weight `a = 3, b = 1`; a chain"
             " `a > b`.",
             answers="""{"id": "ali_…", "name": "big", "means": "a > b", "max_price": 1.5}""",
-            words=lambda alias: f"alias {alias['name']} set: {alias['means']}",
         ),
         _ACT(
             "alias.remove",
@@ -99,7 +98,6 @@ ALIASES = Resource(
             done="The alias is removed.",
             description="By id, or by name.",
             answers="what `alias set` does.",
-            words=lambda alias: f"alias {alias['name']} removed",
         ),
     ),
     document=Document.of(STORED, AliasSet, ("name",), "alias {name}", part_name="ConfigAlias"),
