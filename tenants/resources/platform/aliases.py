@@ -75,8 +75,8 @@ ALIASES = Resource(
             summary="Set a model alias",
             form_title="Set an alias",
             hint="It replaces the alias of that name, also one of the settings. A gateway without one of its"
-            " models leaves it out, and the page Upstreams says so. Requests for it are refused until it has a"
-            " price of its own; a chain has those of its models.",
+            " models leaves it out, and the page Upstreams says so. Requests for it are refused until it has"
+            " a price of its own; a chain has those of its models.",
             done="The alias is set. All gateways follow within a second.",
             changes_rows=True,
             description="In force at all gateways within a second, in place of the alias of that name, also"
