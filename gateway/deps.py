@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from engine.forecast.length.length import LengthForecast
     from gateway.dispatch.queue_sharing import QueueSharing
     from gateway.domain.what_if import WhatIf
-    from gateway.pools.catalogue import Alias
     from gateway.pools.members import Members
     from gateway.pools.peer_requests import PeerRequests
     from gateway.pools.pool import PoolSpec
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from tenants.audit.note import SigningKey
     from tenants.directory.directory import Directory
     from tenants.ledger.ledger import Ledger
+    from tenants.nouns.alias import Alias
     from tenants.pricing.pricing import PriceBook
     from tenants.quota.store import QuotaStore
 

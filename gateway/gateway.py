@@ -213,7 +213,8 @@ class Gateway:
         await self.policy.tell(upstream)
 
     async def _follow_others(self) -> None:
-        """Drains and targets, as of the directory's revision. Raises `DatabaseUnavailable`."""
+        """Aliases, drains and targets, as of the directory's revision. Raises `DatabaseUnavailable`."""
+        self.models.follow(self.deps.directory.aliases)
         await self.drains.follow()
         await self.slo.refresh()
 

@@ -33,7 +33,7 @@ from gateway.console.pages.tenants import (
     tenants,
 )
 from tenants.resources.alerts import ALERTS
-from tenants.resources.brakes import BRAKES
+from tenants.resources.platform.brakes import BRAKES
 from tenants.resources.prices import PRICE_HISTORY
 from tenants.resources.resource import Resource
 

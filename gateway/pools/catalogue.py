@@ -6,49 +6,12 @@ or of a chain (`chain_walk.py`), whose next pool takes what the previous cannot.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from tenants.errors import Invalid
+from tenants.nouns.alias import MAX_WEIGHT, Alias, Chain
 
 MAX_NAMES = 1_000
-MAX_WEIGHT = 1_000_000
-MAX_CHAIN = 8
-MAX_PRICE_RATIO = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """Pools in the order in which they are tried."""
-
-    pools: tuple[str, ...]
-    max_price: float = 1.0
-    """A pool dearer than this many times the first is passed over."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= len(self.pools) <= MAX_CHAIN:
-            raise Invalid("chain", f"must name 1 to {MAX_CHAIN} models; it names {len(self.pools)}")
-        for pool in self.pools:
-            if self.pools.count(pool) > 1:
-                raise Invalid("chain", f"names {pool!r} twice: leave the second one out")
-        if not (math.isfinite(self.max_price) and 0 < self.max_price <= MAX_PRICE_RATIO):
-            raise Invalid(
-                "max_price",
-                f"is {self.max_price:g}, and must be above 0 and at most {MAX_PRICE_RATIO}: how many times as"
-                " dear as the first model another one may be (1: never dearer)",
-            )
-
-
-Alias = Mapping[str, int] | Chain
-"""Weights of pools (0: gets nothing), or a chain."""
-
-
-def alias_as_json(means: Alias) -> dict[str, Any]:
-    if isinstance(means, Chain):
-        return {"chain": list(means.pools), "max_price": means.max_price}
-    return dict(means)
 
 
 class Catalogue:
@@ -56,6 +19,7 @@ class Catalogue:
         if len(pools) + len(aliases) > MAX_NAMES:
             raise Invalid("aliases", f"there are more than {MAX_NAMES} names of models")
         self._targets: dict[str, tuple[tuple[str, int], ...]] = {name: ((name, 1),) for name in pools}
+        self.aliases = dict(aliases)
         self._chains = {name: means for name, means in aliases.items() if isinstance(means, Chain)}
         for alias, means in aliases.items():
             if alias in pools:
@@ -103,3 +67,20 @@ class Catalogue:
             if point < 0:
                 return pool
         return serving[-1][0]
+
+
+def merged(
+    pools: Sequence[str], of_settings: Mapping[str, Alias], stored: Mapping[str, Alias]
+) -> tuple[Catalogue, dict[str, str]]:
+    """With each stored alias in place of the settings' of its name; and, by name, why one is left out: a
+    gateway need not have every model."""
+    aliases, left_out = dict(of_settings), {}
+    for name, means in stored.items():
+        aliases.pop(name, None)
+        try:
+            Catalogue(pools, {name: means})
+        except Invalid as error:
+            left_out[name] = error.message
+        else:
+            aliases[name] = means
+    return Catalogue(pools, aliases), left_out

@@ -13,8 +13,8 @@ from gateway.dispatch.admission import COST_HEADER, EstimateExceeds, NotInTime
 from gateway.dispatch.dispatcher import NoEngineAvailable, QueueRefused
 from gateway.domain.fallback import Fallback, FallbackReason, NoneTook, PoolTried, largest_ratio
 from gateway.errors import ApiError, ServerLacks
-from gateway.pools.catalogue import Chain
 from tenants.errors import UnknownPrice
+from tenants.nouns.alias import Chain
 from tenants.pricing.pricing import PriceBook
 from tenants.types import Tier
 

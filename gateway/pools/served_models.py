@@ -14,12 +14,13 @@ from gateway.budget.free_calls import FreeCalls
 from gateway.domain.call import Call, ServedModel
 from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
-from gateway.pools.catalogue import Alias, Catalogue, Chain
+from gateway.pools.catalogue import Catalogue, merged
 from gateway.pools.chain_walk import ChainWalk, OnPassed, nothing_passed
 from gateway.pools.pool import ModelPool, Pools
 from gateway.quotes.offered import offered
 from gateway.quotes.quotes import Quotes, Wanted
 from tenants.errors import DatabaseUnavailable
+from tenants.nouns.alias import Alias, Chain
 from tenants.pricing.pricing import PriceBook
 from tenants.types import Tier
 
@@ -39,6 +40,11 @@ class ServedModels:
     ) -> None:
         config = site.config
         self.catalogue = Catalogue(list(pools), aliases)
+        self.stored: Mapping[str, Alias] = {}
+        """Aliases of the database."""
+        self.left_out: Mapping[str, str] = {}
+        """Why some of them are not in force here, by name."""
+        self._of_settings = aliases
         self.token_calls = FreeCalls("tokenizer answers", config.token_calls_per_s, site.clock)
         self._quote_calls = FreeCalls("quotes", config.quotes_per_s, site.clock)
         self._pools = pools
@@ -47,6 +53,12 @@ class ServedModels:
         self._clock = site.clock
         self._wall_clock = site.wall_clock
         self._body_bytes = config.max_body_bytes
+
+    def follow(self, stored: Mapping[str, Alias]) -> None:
+        """Aliases as they are stored now."""
+        if stored != self.stored:
+            self.catalogue, self.left_out = merged(list(self._pools), self._of_settings, stored)
+            self.stored = stored
 
     def served(self, name: str, request_id: str) -> ServedModel:
         """Raises `ApiError`: 404 for an unknown name, 503 before any replica has announced itself."""

@@ -55,6 +55,7 @@ def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
                     tier_multipliers=settings.tier_multipliers,
                     alert_misses=settings.gateway.alert_misses,
                     webhook_private=settings.gateway.webhook_private,
+                    models=settings.pool_names,
                     console_url=settings.gateway.console_url or (server.url_of_admin if server else ""),
                 )
             )

@@ -21,7 +21,7 @@ SECTIONS = {
     "Run": ("run.serve", "run.demo", "run.doctor", "run.engine", "run.db", "run.place"),
     "Administer": (
         *("admin.tenant", "project", "admin.key", "admin.limit", "admin.slo", "admin.brake"),
-        *("admin.model", "admin.upstream", "admin.person", "admin.webhook", "inspect.audit"),
+        *("admin.model", "alias", "admin.upstream", "admin.person", "admin.webhook", "inspect.audit"),
         *("config.export", "config.diff", "config.apply"),
     ),
     "Watch": (

@@ -295,6 +295,7 @@ async def build(
                 tier_multipliers=settings.tier_multipliers,
                 alert_misses=settings.gateway.alert_misses,
                 webhook_private=settings.gateway.webhook_private,
+                models=settings.pool_names,
                 console_url=settings.gateway.console_url,
             )
         )

@@ -22,13 +22,13 @@ from engine.process.options import EngineSettings
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import CHOICES
 from gateway.config import AuditSettings, GatewaySettings
-from gateway.pools.catalogue import Alias
 from gateway.upstream.openai.config import UpstreamSettings
 from ops.settings import upstreams as upstream_settings
 from ops.settings import values
 from ops.settings.groups import AdminSettings, PolicySettings, Templated, templated
 from ops.settings.telemetry import TelemetrySettings
 from ops.settings.upstreams import EngineEntry
+from tenants.nouns.alias import Alias
 from tenants.pricing.pricing import DEFAULT_MULTIPLIERS, Price
 from tenants.types import Tier
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from gateway.console.formats import without_password
 from gateway.deps import ShownSetting
-from gateway.pools.catalogue import Chain, alias_as_json
 from gateway.upstream.openai.config import UpstreamSettings
 from ops.settings.settings import SETTINGS, SettingInfo, Settings, is_hub_id
+from tenants.nouns.alias import Chain, alias_as_json
 from tenants.pricing.pricing import Price
 
 OF_ENGINES = {"model", "revision", "telemetry.otlp", "telemetry.spans_per_s"}

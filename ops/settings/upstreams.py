@@ -29,11 +29,11 @@ import msgspec
 from msgspec import Meta
 
 from gateway.membership import ADDRESS, MOST_MEMBERS, NAME
-from gateway.pools.catalogue import Alias, Chain
 from gateway.upstream.openai.config import MODEL_NAME, UpstreamSettings
 from gateway.upstream.openai.request import PriorityStyle
 from ops.settings.values import Unaccepted, ValueKind
 from tenants.errors import Invalid
+from tenants.nouns.alias import Alias, Chain
 
 T = TypeVar("T")
 MAX_UPSTREAMS = 256

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Generic, TypeVar, get_type_hints
 
-from sqlalchemy import ColumnElement, Connection, Table, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Table, delete, insert, or_, select, update
 
 from tenants.admin.audit import Actor
 from tenants.admin.transaction import Change, IfMatch, Transactions
@@ -20,7 +20,8 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class TableNoun(Generic[R]):
-    """The record is a frozen dataclass with `id` and `tenant_id` (empty: the platform's)."""
+    """The record is a frozen dataclass with `id` and, where tenants have some, `tenant_id` (empty: the
+    platform's)."""
 
     name: str
     words: str
@@ -37,6 +38,8 @@ class TableNoun(Generic[R]):
     draft_of: Callable[[Any], R] | None = None
     """From the command, ids empty; None: the record has its fields as they are. Raises `Invalid`."""
     most: int = 10_000
+    check: Callable[[Transactions, Connection, Any], None] | None = None
+    """Of what is to be set, beside what is stored. Raises `Invalid`."""
 
     def draft(self, wanted: Any) -> R:
         """What the command makes, without ids. Raises `Invalid`."""
@@ -55,8 +58,9 @@ class TableNoun(Generic[R]):
         return [make(dict(row)) for row in connection.execute(query).mappings()]
 
     def find(self, connection: Connection, reference: str, tenant: str | None = None, now_us: int = 0) -> R:
-        """By id. Raises `NotFound`."""
-        found = self.rows(connection, [self.table.c.id == queries.plain(reference)])
+        """By id, or by a name that tells it from all others. Raises `NotFound`."""
+        columns = [self.table.c.id, *([self.table.c.name] if self.names == ("name",) else [])]
+        found = self.rows(connection, [or_(*(one == queries.plain(reference) for one in columns))])
         if not found:
             raise NotFound(self.name, reference[:80])
         return found[0]
@@ -69,9 +73,11 @@ class TableNoun(Generic[R]):
 
         def change(connection: Connection, now_us: int) -> Change[R]:
             of_tenant = ""
-            if wanted.tenant is not None:
+            if getattr(wanted, "tenant", None) is not None:
                 of_tenant = queries.find_tenant(connection, wanted.tenant).tenant_id
-            made = replace(draft, tenant_id=of_tenant)
+            made = replace(draft, tenant_id=of_tenant) if "tenant_id" in self.table.c else draft
+            if self.check is not None:
+                self.check(transactions, connection, made)
             row, table = self.as_row(made), self.table
             same = [table.c[name] == row[name] for name in self.names]
             before: Any = next(iter(self.rows(connection, same)), None)
@@ -96,6 +102,7 @@ class TableNoun(Generic[R]):
         def change(connection: Connection, now_us: int) -> Change[R]:
             before: Any = self.find(connection, reference)
             connection.execute(delete(self.table).where(self.table.c.id == before.id))
-            return Change(before, before.id, before.tenant_id or None, before=self.as_json(before))
+            of_tenant = getattr(before, "tenant_id", "") or None
+            return Change(before, before.id, of_tenant, before=self.as_json(before))
 
         return await transactions.act(actor, f"{self.name}.remove", change, if_match)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -84,6 +84,8 @@ class Transactions:
     """Whether webhooks may have private addresses."""
     console_url: str = ""
     """Before the path of a link to the console; empty: the link is the path."""
+    models: Collection[str] = ()
+    """Served here as far as known: no alias may have the name of one."""
     opened: OpenTransaction | None = None
     """The transaction that all acts share; None: each has its own."""
     snapshot: Connection | None = None

@@ -11,7 +11,7 @@ import asyncio
 import hmac
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +21,7 @@ from tenants.directory import queries
 from tenants.directory.keys import PEPPER_SETTING, check_pepper, digest_key, fingerprint, public_id_of
 from tenants.errors import DatabaseUnavailable, KeyReason, KeyRejected, PepperMismatch
 from tenants.instants import to_us
+from tenants.nouns.alias import Alias
 from tenants.nouns.key import ApiKey
 from tenants.nouns.project import Project
 from tenants.nouns.tenant import Tenant
@@ -66,6 +67,8 @@ class _Loaded:
     """None: unchanged."""
     platform: tuple[Limit, ...] | None = None
     """Limits on all tenants together; None: unchanged."""
+    aliases: Mapping[str, Alias] | None = None
+    """Of models; None: unchanged."""
     everything: bool = False
     """A full load, not only changes: anything missing does not exist."""
     states: list[_TenantState] = field(default_factory=list)
@@ -90,6 +93,8 @@ class Directory:
         self._monotonic = monotonic
         self._revision = -1
         self._prices = PriceBook()
+        self.aliases: Mapping[str, Alias] = {}
+        """Stored aliases of models, by name."""
         self._platform: tuple[Limit, ...] = ()
         self._fresh_at_s = monotonic()
         self._tenants: dict[str, _TenantState] = {}
@@ -230,6 +235,8 @@ class Directory:
                 whole = replace(entry, principal=principal)
                 self._entries[public_id] = self._by_key[principal.key_id] = whole
             self._tenants[state.tenant.tenant_id] = state
+        if loaded.aliases is not None:
+            self.aliases = loaded.aliases
         if loaded.prices is not None:
             self._prices = loaded.prices
         self._revision = loaded.revision
@@ -274,7 +281,8 @@ def _load(connection: Connection, since: int, prices_version: int) -> _Loaded:
     has_other_prices = since < 0 or queries.price_version(connection) != prices_version
     prices = queries.price_book(connection) if has_other_prices else None
     platform = tuple(queries.platform_limits(connection))
-    return _Loaded(revision, pepper, prices, platform, since < 0, states)
+    aliases = queries.aliases_of_models(connection)
+    return _Loaded(revision, pepper, prices, platform, aliases, since < 0, states)
 
 
 Subject = tuple[SubjectKind, str]

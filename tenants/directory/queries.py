@@ -11,6 +11,7 @@ from sqlalchemy.sql import ColumnElement
 
 from tenants.directory.keys import prefix_of
 from tenants.errors import Invalid, NotFound
+from tenants.nouns.alias import Alias, read_alias
 from tenants.nouns.key import ApiKey
 from tenants.nouns.limit import limit_from, override_from
 from tenants.nouns.project import Project
@@ -23,6 +24,7 @@ from tenants.storage.tables import (
     key_secrets,
     limit_overrides,
     limits,
+    model_aliases,
     prices,
     projects,
     settings,
@@ -205,6 +207,12 @@ def limits_of(connection: Connection, tenant_ids: list[str]) -> list[Limit]:
         for chunk in chunks(tenant_ids)
         for limit in limits_where(connection, limits.c.tenant_id.in_(chunk))
     ]
+
+
+def aliases_of_models(connection: Connection) -> dict[str, Alias]:
+    """The stored ones, by name."""
+    rows = connection.execute(select(model_aliases).order_by(model_aliases.c.name))
+    return {row.name: read_alias(row.means, row.max_price) for row in rows}
 
 
 def platform_limits(connection: Connection) -> list[Limit]:

@@ -8,6 +8,7 @@ from tenants.resources.alerts import ALERTS
 from tenants.resources.keys import KEYS
 from tenants.resources.limits import LIMITS
 from tenants.resources.people import PEOPLE
+from tenants.resources.platform.aliases import ALIASES
 from tenants.resources.prices import PRICES
 from tenants.resources.projects import PROJECTS
 from tenants.resources.records.audit import AUDIT
@@ -29,6 +30,7 @@ RESOURCES: tuple[Resource[Any], ...] = (
     LIMITS,
     SLOS,
     PRICES,
+    ALIASES,
     ENDED,
     MISSES,
     REFUSALS,

@@ -120,6 +120,10 @@ RULES: dict[tuple[str, str], str] = {
     ("POST", "/admin/v1/upstreams/{replica}/drain"): "admin:write",
     ("POST", "/admin/v1/upstreams/{replica}/resume"): "admin:write",
     ("GET", "/admin/v1/aliases"): "admin:read",
+    ("GET", "/admin/v1/aliases/stored"): "admin:read",
+    ("POST", "/admin/v1/aliases/stored"): "admin:write",
+    ("GET", "/admin/v1/aliases/stored/{alias}"): "admin:read",
+    ("DELETE", "/admin/v1/aliases/stored/{alias}"): "admin:write",
     ("GET", "/admin/v1/tiers"): "admin:read",
     ("GET", "/admin/v1/prices"): "admin:read",
     ("POST", "/admin/v1/prices"): "admin:write",
@@ -264,6 +268,7 @@ PAGES: dict[tuple[str, str], tuple[str, ...] | None] = {
     ("POST", "/console/policy/change"): CHANGE_PLATFORM,
     ("GET", "/console/policy/brake"): READ_PLATFORM,
     ("GET", "/console/slo/targets"): READ_PLATFORM,
+    ("GET", "/console/aliases"): READ_PLATFORM,
     ("GET", "/console/prices"): READ_PLATFORM,
     ("GET", "/console/prices/history"): READ_PLATFORM,
     ("GET", "/console/limits"): READ_PLATFORM,
@@ -286,7 +291,7 @@ ACT_FORMS = (
         "slo/targets/set",
         "slo/targets/{reference}/remove",
     ),
-    "prices/set",
+    *("aliases/set", "aliases/{reference}/remove", "prices/set"),
     *(f"alerts/{{reference}}/{act}" for act in ("acknowledge", "silence", "unsilence")),
 )
 PAGES |= {(method, f"/console/{path}"): CHANGE_PLATFORM for path in ACT_FORMS for method in ("GET", "POST")}

@@ -142,6 +142,8 @@ prices:
 - {model: small, input_nanousd: 200}
 targets:
 - {tier: interactive, metric: ttft, state: absent}
+aliases:
+- {name: big, state: absent}
 platform_limits:
 - {meter: gpu_ms, window: hour, state: absent}
 tenants:
@@ -167,7 +169,7 @@ tenants:
     acts = await acts_since(here.admin, known)
     assert acts == [(step.act, dict(step.changes)) for step in plan.steps]
     assert [act for act, _ in acts] == [
-        *("policy.from_settings", "price.set", "slo.remove", "limit.remove"),
+        *("policy.from_settings", "price.set", "slo.remove", "alias.remove", "limit.remove"),
         *("tenant.update", "tenant.suspend", "project.resume", "project.suspend", "project.create"),
         *("key.revoke", "key.update", "limit.remove", "limit.set", "limit.remove", "limit.set"),
         "tenant.resume",

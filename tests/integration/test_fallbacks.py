@@ -15,9 +15,9 @@ from gateway.dispatch.admission import Admission
 from gateway.domain.call import Call, Chained
 from gateway.domain.fallback import FallbackReason, PoolTried
 from gateway.domain.ids import new_request_id
-from gateway.pools.catalogue import Chain
 from gateway.pools.chain_walk import ChainWalk
 from gateway.requests.run import Run
+from tenants.nouns.alias import Chain
 from tenants.outcomes import RequestOutcome
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.storage.database import open_database

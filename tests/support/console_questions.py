@@ -95,6 +95,9 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "/console/usage/recovery": ("?price=2&hours=24",),
     "/console/upstreams": ("",),
     "/console/upstreams/{replica}/drain": ("",),
+    "/console/aliases": ("",),
+    "/console/aliases/set": ("",),
+    "/console/aliases/{reference}/remove": ("",),
     "/console/audit": ("", "?tenant=t1", "?act=limit&actor=cli"),
     "/console/audit/new": ("",),
     "/console/audit.csv": ("?tenant=t1",),
@@ -122,6 +125,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
 STATUS = {
     "/console/policy/brake/{reference}/end": 404,
     "/console/slo/targets/{reference}/remove": 404,
+    "/console/aliases/{reference}/remove": 404,
     "/console/limits/{limit}": 404,
     "/console/limits/{limit}/remove": 404,
     **{f"/console/alerts/{{reference}}/{act}": 404 for act in ("acknowledge", "silence", "unsilence")},
@@ -131,8 +135,8 @@ STATUS = {
     "/console/policy/what-if/{run}": 404,
     "/console/policy/what-if/{run}/report": 404,
 }
-"""Who is logged in is sent on, as by the only hit of a search; of links, what-ifs, brakes, targets and limits
-on all tenants there are none. All others: 200."""
+"""Who is logged in is sent on, as by the only hit of a search; of links, what-ifs, brakes, targets, aliases and
+limits on all tenants there are none. All others: 200."""
 
 
 def in_pages(keys: int) -> dict[str, int]:

@@ -22,6 +22,7 @@ ACTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
                          "amount": 60, "mode": "shadow", "tier": "batch"}),
     ("POST", "/limits/lim_1/override", {"amount": 9, "reason": "=1+1 <script>", "for_s": 60}),
     ("POST", "/prices", {"model": "model-1", "tier": "batch", "input_nanousd": 1, "output_nanousd": 2}),
+    ("POST", "/aliases/stored", {"name": "big", "means": "model-1"}),
     ("POST", "/slos", {"tier": "interactive", "metric": "ttft", "target_s": 0.5}),
     ("POST", "/webhooks", {"url": "https://8.8.8.8/made", "tenant": "t1"}),
     ("PUT", "/brake", {"tier": "batch", "share": 0.1, "for_s": 600, "reason": "a launch"}),

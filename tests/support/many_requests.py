@@ -99,6 +99,12 @@ def fill(connection: Connection, sizes: Sizes, now_us: int) -> None:
         sizes.tenants,
     )
     insert(
+        "model_aliases",
+        "id, name, means, max_price",
+        "'ali_' || i, 'alias-' || i, 'model-1', 1",
+        sizes.tenants,
+    )
+    insert(
         "webhooks",
         "id, tenant_id, host, subjects, sealed, created_us, by",
         f"'whk_' || i, 'ten_' || i, 'https://hooks.example/' || i, {literal([])}, :digest, :begin_us, 'cli'",

@@ -119,6 +119,12 @@ RESOURCES = (
         make=Act("POST /prices", "price.set", {"model": "{new}", "input_nanousd": 1, "output_nanousd": 2},
                  ({"input_nanousd": -1}, "input_nanousd")),
     ),
+    Resource(
+        "aliases", "/aliases/stored", page="/console/aliases", roles=PLATFORM, show="/aliases/stored/{id}",
+        make=Act("POST /aliases/stored", "alias.set", {"name": "{new}", "means": "model-1"},
+                 ({"means": "a = x"}, "means")),
+        acts=(Act("DELETE /aliases/stored/{id}", "alias.remove"),),
+    ),
     Resource("price history", "/prices/history?model=model-1", is_in_order=False),
     Resource(
         "policy", show="/policy?decisions=0&steps=0",

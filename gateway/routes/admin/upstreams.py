@@ -87,7 +87,7 @@ async def resume_replica(request: Request, replica: FromPath[str]) -> Response[b
     return await changed(request, drain.as_json())
 
 
-@get("/admin/v1/aliases", opt=READ, summary="Other names of models, as the settings have them")
+@get("/admin/v1/aliases", opt=READ, summary="Other names of models: stored ones and those of the settings")
 async def list_aliases(request: Request) -> Response[bytes]:
     return json_response({"object": "list", "data": aliases_of(gateway_of(request))})
 

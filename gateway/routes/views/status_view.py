@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from engine.messages import TIER_RANKS
 from gateway.explain.shares import TenantTier, shares_of
 from gateway.flow.controller import FlowController, TenantFlow
-from gateway.pools.catalogue import alias_as_json
 from gateway.pools.control_loop import ControlLoop
 from gateway.upstream.base import Upstream
+from tenants.nouns.alias import alias_as_json
 from tenants.nouns.limit import limit_as_json
 from tenants.quota.store import LimitState, QuotaStoreUnavailable
 from tenants.types import PLATFORM
@@ -163,7 +163,7 @@ def models_of(gateway: Gateway) -> dict[str, Any]:
         }
         for pool in gateway.pools.values()
     }
-    aliases = {name: alias_as_json(means) for name, means in gateway.deps.aliases.items()}
+    aliases = {name: alias_as_json(means) for name, means in gateway.models.catalogue.aliases.items()}
     return {"pools": shown, "aliases": aliases}
 
 

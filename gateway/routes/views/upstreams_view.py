@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from engine.messages import TIER_RANKS
 from gateway.config import AGEING_S
 from gateway.domain.tiers import TIER_NAMES
-from gateway.pools.catalogue import alias_as_json
 from gateway.pools.pool import ModelPool
 from gateway.upstream.base import Upstream
 from tenants.admin.platform.drains import Drain
 from tenants.errors import Invalid, NotFound
+from tenants.nouns.alias import alias_as_json
 from tenants.types import Tier
 
 if TYPE_CHECKING:
@@ -114,9 +114,18 @@ def find_drain(gateway: Gateway, name: str) -> Drain:
 
 
 def aliases_of(gateway: Gateway) -> list[dict[str, Any]]:
+    """Those in force, and stored ones that are left out here, with the reason."""
+    models = gateway.models
+    left_out = {name: models.stored[name] for name in models.left_out}
     return [
-        {"object": "alias", "name": name} | {"means": alias_as_json(means)}
-        for name, means in gateway.deps.aliases.items()
+        {
+            "object": "alias",
+            "name": name,
+            "means": alias_as_json(means),
+            "is_stored": name in models.stored,
+            "left_out": models.left_out.get(name),
+        }
+        for name, means in sorted((models.catalogue.aliases | left_out).items())
     ]
 
 

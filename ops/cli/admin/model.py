@@ -37,18 +37,20 @@ def list_() -> None:
         "can": {}}, {"name": "meta/llama", "kind": "model", "means": {}, "replicas": ["llama-a"],
         "priced": true, "can": {"llama-a": ["text", "tools"]}}, …]
     """
-    from gateway.pools.catalogue import alias_as_json
     from ops.serving.upstream_probe import can
+    from tenants.directory import queries
+    from tenants.nouns.alias import alias_as_json
 
     settings = settings_now()
     priced = {row.model for row in administer(lambda admin: admin.prices.all())}
+    stored = administer(lambda admin: admin.transactions.read(queries.aliases_of_models))
     rows: list[dict[str, Any]] = []
     for name in settings.pool_names:
         replicas = [upstream.name for upstream in settings.upstreams if upstream.pool_name == name]
         if settings.engine.serve and name == settings.served_model_name:
             replicas.insert(0, "engine")
         rows.append({"name": name, "kind": "model", "means": {}, "replicas": replicas})
-    for name, means in settings.aliases.items():
+    for name, means in (settings.aliases | stored).items():
         rows.append({"name": name, "kind": "alias", "means": alias_as_json(means), "replicas": []})
     able = _able()
     for row in rows:

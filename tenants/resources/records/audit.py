@@ -23,7 +23,7 @@ from tenants.resources.shown import Form, Shown
 from tenants.storage.tables import audit
 
 KINDS = (
-    *("tenant", "project", "key", "limit", "price", "slo"),
+    *("tenant", "project", "key", "limit", "price", "slo", "alias"),
     *("policy", "brake", "upstream", "request", "ledger", "usage"),
     *("person", "session", "audit", "access", "server", "webhook", "alert"),
 )

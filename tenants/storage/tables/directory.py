@@ -168,6 +168,16 @@ prices = Table(
     Index("ix_prices_model_tier_version", "model", "tier", "version"),
 )
 
+# Model aliases beside those of the settings; `means` as it is typed.
+model_aliases = Table(
+    "model_aliases",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("name", String(128), nullable=False, unique=True),
+    Column("means", String(2000), nullable=False),
+    Column("max_price", Float, nullable=False),
+)
+
 # One row, id 1: incremented by every admin act in the same transaction.
 directory_revision = Table(
     "directory_revision",

@@ -20,13 +20,13 @@ from gateway.console.pages.money.usage import PATH as USAGE
 from gateway.console.rendering import page_response
 from gateway.console.return_path import with_query
 from gateway.http.asgi import Request
-from gateway.pools.catalogue import Alias, Chain
 from gateway.routes.context import gateway_of
 from tenants.admin.cursor import MAX_PAGE
 from tenants.admin.lists.engine_time import MOST_RESERVED, EngineTime, ServedTime
 from tenants.counts.minute_store import HOUR_US
 from tenants.errors import Invalid
 from tenants.instants import from_us
+from tenants.nouns.alias import Alias, Chain
 from tenants.nouns.tenant import Tenant
 from tenants.people.roles import Act
 from tenants.resources.records.usage import UsageAsked, usage_page
@@ -239,14 +239,15 @@ async def recovery_page(request: Request) -> Response[str]:
 async def _recovered(
     request: Request, from_us_: int, to_us: int, price: int
 ) -> tuple[list[Recovery], Recovery]:
-    deps = gateway_of(request).deps
+    gateway = gateway_of(request)
+    deps, aliases = gateway.deps, gateway.models.catalogue.aliases
     engines = await deps.admin.engine_time.by_replica(from_us_, to_us)
     begin, end = (from_us(instant_us).isoformat() for instant_us in (from_us_, to_us))
     asked = UsageAsked(since=begin, until=end, group_by="model")
     rows = (await usage_page(deps.admin, asked, limit=MAX_PAGE)).as_json()["data"]
     charged: dict[str, SummedUsage] = {}
     for row in rows:
-        pool = pool_of(row["model"] or "", deps.aliases)
+        pool = pool_of(row["model"] or "", aliases)
         charged[pool] = charged.get(pool, SummedUsage()).plus(amounts_of(row))
     reserved = reservations(deps.directory.tenants())
     served = await deps.admin.engine_time.served(from_us_, to_us, list(reserved))

@@ -15,10 +15,10 @@ from gateway.console.pages.money.recovery import (
     reservations,
     unused_us,
 )
-from gateway.pools.catalogue import Alias, Chain
 from tenants.admin.lists.engine_time import EngineTime, ServedTime
 from tenants.counts.minute_store import EngineMinute
 from tenants.errors import Invalid
+from tenants.nouns.alias import Alias, Chain
 
 USD = 1_000_000_000
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.pools.catalogue import Alias, Catalogue, Chain, alias_as_json
+from gateway.pools.catalogue import Catalogue, merged
 from gateway.pools.pool import PoolSpec
 from gateway.requests.prompt import EstimatedRenderer
 from gateway.upstream.openai.config import UpstreamSettings
@@ -16,6 +16,7 @@ from gateway.upstream.replica_set import ReplicaSet
 from ops.serving.upstream_pools import pools_of
 from ops.settings.settings import BadSetting, load
 from tenants.errors import Invalid
+from tenants.nouns.alias import Alias, AliasSet, Chain, alias_as_json, draft_of, read_alias
 
 
 def up(_: str) -> bool:
@@ -67,6 +68,56 @@ def test_a_chain_keeps_its_order() -> None:
     assert [pool for pool, _ in catalogue.targets("big")] == ["b", "a"]
     assert alias_as_json(chain) == {"chain": ["b", "a"], "max_price": 1.5}
     assert alias_as_json({"a": 1}) == {"a": 1}
+
+
+def test_a_stored_alias_takes_the_place_of_the_settings() -> None:
+    of_settings: dict[str, Alias] = {"big": {"a": 1}, "gone": {"a": 1}, "kept": {"b": 1}}
+    stored: dict[str, Alias] = {
+        "big": {"b": 1},
+        "gone": {"ghost": 1},
+        "a": {"b": 1},
+        "new": Chain(("b", "a")),
+    }
+    catalogue, left_out = merged(["a", "b"], of_settings, stored)
+    assert catalogue.aliases == {"kept": {"b": 1}, "big": {"b": 1}, "new": Chain(("b", "a"))}
+    assert left_out == {
+        "gone": "'gone' means 'ghost', which is no model here; there are a, b",
+        "a": "'a' is the name of a model: give the alias another one",
+    }
+
+
+@pytest.mark.parametrize(
+    ("typed", "means", "shown"),
+    [
+        ("my-model", {"my-model": 1}, "my-model"),
+        ("llama3:8b=3,b", {"llama3:8b": 3, "b": 1}, "llama3:8b = 3, b = 1"),
+        ("a>b", Chain(("a", "b")), "a > b"),
+    ],
+)
+def test_an_alias_is_stored_as_it_is_typed(typed: str, means: Alias, shown: str) -> None:
+    draft = draft_of(AliasSet(name="big", means=typed))
+    assert (draft.means, draft.alias, read_alias(shown)) == (shown, means, means)
+
+
+@pytest.mark.parametrize(
+    ("name", "means", "max_price", "says"),
+    [
+        ("b g", "a", 1, "name: 'b g' is no name of a model"),
+        ("big", "a b", 1, "means: 'a b' is no name of a model"),
+        ("big", "a >", 1, "means: '' is no name of a model"),
+        ("big", "a > big", 1, "means: 'big' cannot mean itself"),
+        ("big", "a, a", 1, "means: names 'a' twice"),
+        ("big", "a > a", 1, "means: names 'a' twice"),
+        ("big", "a = 2.5", 1, "means: the weight '2.5' must be a whole number, 0 to 1000000"),
+        ("big", "a = 0", 1, "means: gives no model a weight above 0"),
+        ("big", ",".join("abcdefghi"), 1, "means: names 9 models; the most is 8"),
+        ("big", "a, b", 2, "max_price: goes with a chain"),
+        ("big", "a > b", 0, "max_price: is 0, and must be above 0"),
+    ],
+)
+def test_an_alias_is_refused_by_field(name: str, means: str, max_price: float, says: str) -> None:
+    with pytest.raises(Invalid, match=says):
+        draft_of(AliasSet(name=name, means=means, max_price=max_price))
 
 
 TOML = """

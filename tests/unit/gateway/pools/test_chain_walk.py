@@ -21,9 +21,9 @@ from gateway.domain.fallback import FallbackReason, NoneTook
 from gateway.error_mapping import as_api_error
 from gateway.flow.deadline_check import TooLate
 from gateway.flow.types import QueueFull
-from gateway.pools.catalogue import Chain
 from gateway.pools.chain_walk import ChainWalk
 from tenants.errors import DatabaseUnavailable
+from tenants.nouns.alias import Chain
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.quota.store import Denied
 from tenants.types import Limit, Meter, SubjectKind, Tier, Window
