@@ -135,8 +135,8 @@ STATUS = {
     "/console/policy/what-if/{run}": 404,
     "/console/policy/what-if/{run}/report": 404,
 }
-"""Who is logged in is sent on, as by the only hit of a search; of links, what-ifs, brakes, targets, aliases and
-limits on all tenants there are none. All others: 200."""
+"""Who is logged in is sent on, as by the only hit of a search; of links, what-ifs, brakes, targets, aliases
+and limits on all tenants there are none. All others: 200."""
 
 
 def in_pages(keys: int) -> dict[str, int]:
