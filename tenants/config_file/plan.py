@@ -67,7 +67,7 @@ def _steps(state: ConfigState, wanted: Configuration, terms: PlanTerms) -> Itera
     for resource, document in documents(terms.resources, of_tenants=False):
         section = document.section
         yield from part_steps(
-            resource, document, "", getattr(wanted, section), state.parts.get(section, ()), (section,)
+            resource, document, "", getattr(wanted, section, ()), state.parts.get(section, ()), (section,)
         )
     platform = {name_of(SubjectName(PLATFORM_LIMIT), limit): limit for limit in state.platform_limits}
     yield from limit_steps("", wanted.platform_limits, platform, {}, (), ("platform_limits",))
@@ -108,7 +108,7 @@ def unnamed(there: Configuration, wanted: Configuration, resources: Resources) -
     yield from (f"prices of {model}" for model in models if model not in priced)
     for _, document in documents(resources, of_tenants=False):
         section = document.section
-        yield from unnamed_parts(document, "", getattr(there, section), getattr(wanted, section))
+        yield from unnamed_parts(document, "", getattr(there, section), getattr(wanted, section, ()))
     yield from _limits("", there.platform_limits, wanted.platform_limits)
     tenants = {tenant.name: tenant for tenant in wanted.tenants}
     for tenant in there.tenants:
@@ -129,7 +129,7 @@ def _of_tenant(there: ConfigTenant, wanted: ConfigTenant, resources: Resources) 
     yield from _limits(name, there.limits, wanted.limits)
     for _, document in documents(resources, of_tenants=True):
         section = document.section
-        yield from unnamed_parts(document, name, getattr(there, section), getattr(wanted, section))
+        yield from unnamed_parts(document, name, getattr(there, section), getattr(wanted, section, ()))
 
 
 def _limits(tenant: str, there: Sequence[ConfigLimit], wanted: Sequence[ConfigLimit]) -> Iterator[str]:

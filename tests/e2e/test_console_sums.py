@@ -129,8 +129,8 @@ async def test_each_page_is_of_one_instant_while_requests_end(server: Server) ->
                     names = ("ended_requests", "input_tokens", "output_tokens", "cost_nanousd")
                     of_file = tuple(sum(int(row[name]) for row in rows) for name in names)
                     shown += [by_key, of_usage, of_file]
-                    overview = await reader.get("/console/overview")
-                    charged.append(overview.figures["Charged today"].amount or 0)
+                    overview = await reader.get("/console")
+                    charged.append(overview.figures["Spend today"].amount or 0)
             finally:
                 is_over.set()
         for each in sending:
