@@ -122,7 +122,7 @@ async def test_the_policy_is_changed_through_a_page_that_says_what_changes(house
     assert stored == StoredPolicy("vtc", {"slots": 8})
     assert [row.action for row in await audited(house.admin, act="policy")] == ["policy.set"]
     late = await owner.http.post(f"{path}/change", data=fields | {"new_policy": "fcfs", "new_options": ""})
-    assert (late.status_code, "It was changed since" in late.text) == (412, True)
+    assert (late.status_code, "It was changed after" in late.text) == (412, True)
     await owner.send(path, f"{path}/change", new_policy="", new_options="")
     await refused_to_others(house, path + "/change", has_page=False)
 

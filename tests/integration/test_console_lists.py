@@ -65,7 +65,7 @@ async def _usage_in_pages(browser: Browser) -> None:
     shown: list[tuple[str, ...]] = []
     while True:
         rows = re.findall(
-            r'<tr>\s*<td data-label="tenant">([^<]*)</td>\s*<td data-label="key">([^<]*)<', page.text
+            r'<tr>\s*<td data-label="tenant"><a [^>]*>([^<]*)</a></td>\s*<td data-label="key">([^<]*)<', page.text
         )
         shown += rows
         following = re.search(r'href="([^"]+)">More groups', page.text)

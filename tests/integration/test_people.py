@@ -368,7 +368,7 @@ async def test_a_member_has_tenants_and_no_other_role_does(site: Site) -> None:
         (PersonInvite(name="m", role="member", tenants=[]), "needs 1 to 100 tenants"),
         (PersonInvite(name="m", role="auditor", tenants=["acme"]), "only a member has tenants"),
         (PersonInvite(name="m", role="root"), "role"),
-        (PersonInvite(name="two words", role="owner"), "without spaces"),
+        (PersonInvite(name="two words", role="owner"), "as in an e-mail address"),
     ]:
         with pytest.raises(Invalid, match=says):
             await site.admin.people.invite(ACTOR, wanted)

@@ -130,6 +130,7 @@ STATUS = {
     "/console/limits/{limit}/remove": 404,
     **{f"/console/alerts/{{reference}}/{act}": 404 for act in ("acknowledge", "silence", "unsilence")},
     "/console/log-in": 303,
+    "/console/overview": 303,
     "/console/search?q=lim_1": 303,
     "/console/set-up": 404,
     "/console/policy/what-if/{run}": 404,
