@@ -93,20 +93,22 @@ def read(
     connection: Connection, states: Iterable[LimitState], now_us: int, tenant_id: str | None = None
 ) -> list[LimitPressure]:
     """Those that may be exhausted, the closest to refusing first. `tenant_id`: that all of them are of."""
-    traffic = traffic_of(connection, now_us, tenant_id)
+    judged = [state for state in states if may_exhaust(state.limit)]
+    traffic = traffic_of(connection, now_us, [state.limit.limit_id for state in judged], tenant_id)
     found: list[LimitPressure] = []
-    for state in states:
-        if may_exhaust(state.limit):
-            level, since_us = level_of(state, traffic), None
-            if level is Level.EXHAUSTED and len(found) < MOST_DATED:
-                since_us = _refuses_since(connection, state, typical(state.limit, traffic), now_us)
-            refused = traffic.refused.get(state.limit.limit_id, 0)
-            found.append(LimitPressure(state, level, refused, since_us))
+    for state in judged:
+        level, since_us = level_of(state, traffic), None
+        if level is Level.EXHAUSTED and len(found) < MOST_DATED:
+            since_us = _refuses_since(connection, state, typical(state.limit, traffic), now_us)
+        refused = traffic.refused.get(state.limit.limit_id, 0)
+        found.append(LimitPressure(state, level, refused, since_us))
     return sorted(found, key=lambda one: (one.level is not Level.EXHAUSTED, -one.refused, -one.taken))
 
 
-def traffic_of(connection: Connection, now_us: int, tenant_id: str | None = None) -> Traffic:
-    """Of all tenants, or one. Three queries."""
+def traffic_of(
+    connection: Connection, now_us: int, limit_ids: Sequence[str], tenant_id: str | None = None
+) -> Traffic:
+    """Of all tenants, or one, and these limits. Three queries."""
     today_us = day_start_us(now_us)
     asked = UsageQuery(today_us - DAY_US, today_us + DAY_US, group_by=("tenant",), tenant_id=tenant_id)
     sums = {row.key[1]: row.amounts for row in usage(connection, asked, None, MOST_TENANTS).rows}
@@ -115,12 +117,11 @@ def traffic_of(connection: Connection, now_us: int, tenant_id: str | None = None
     counts, rows = refusal_counts.c, refusals.c
     count = cast(func.sum(counts["count"]), BigInteger)
     refused = select(counts.limit_id, count).where(counts.minute_s >= today_us // 1_000_000)
-    lately = select(rows.limit_id, func.min(rows.wanted)).where(rows.at_us > now_us - LATELY_US)
+    lately = select(rows.limit_id, func.min(rows.wanted)).where(rows.limit_id.in_(limit_ids))
+    lately = lately.where(rows.at_us > now_us - LATELY_US, rows.wanted.is_not(None)).group_by(rows.limit_id)
     if tenant_id is not None:
         refused = refused.where(counts.tenant_id == tenant_id)
-        lately = lately.where(rows.tenant_id == tenant_id)
     refused = refused.where(counts.limit_id != "").group_by(counts.limit_id)
-    lately = lately.where(rows.limit_id != "", rows.wanted.is_not(None)).group_by(rows.limit_id)
     return Traffic(
         {owner: _means(amounts) for owner, amounts in sums.items() if amounts},
         _by_limit(connection, refused),

@@ -64,9 +64,8 @@ async def _usage_in_pages(browser: Browser) -> None:
     assert int(requests[1].replace(",", "")) == told["ended_requests"]
     shown: list[tuple[str, ...]] = []
     while True:
-        rows = re.findall(
-            r'<tr>\s*<td data-label="tenant"><a [^>]*>([^<]*)</a></td>\s*<td data-label="key">([^<]*)<', page.text
-        )
+        cells = r'<td data-label="tenant"><a [^>]*>([^<]*)</a>.*\s*<td data-label="key">([^<]*)<'
+        rows = re.findall(cells, page.text)
         shown += rows
         following = re.search(r'href="([^"]+)">More groups', page.text)
         if following is None:

@@ -150,7 +150,7 @@ def in_pages(keys: int) -> dict[str, int]:
     pages_of_keys = min(csv_file.FILE_PAGES, keys // MAX_PAGE + 1)  # one key more is the caller's
     return {
         "/console/usage": 15,
-        "/console/usage?group=project&model=model-1": 15,
+        "/console/usage?group=project&model=model-1": 17,  # with the tenants of the projects
         "/console/keys?finding=no_limit": 7 if keys < MOST_SCANNED else 4,
         "/console/keys.csv": 1 + 5 * pages_of_keys,
         "/console/requests.csv": 1 + 7 * csv_file.FILE_PAGES,
