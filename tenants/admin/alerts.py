@@ -37,7 +37,7 @@ class AlertSilence(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             schema={"exclusiveMinimum": 0, "maximum": MAX_SILENCE_S},
         ),
     ]
-    reason: Annotated[str, Field("Why; shown with the alert and in the audit.")]
+    reason: Annotated[str, Field("Why; shown with the alert and in the audit.", schema=checks.REASON)]
 
 
 class AlertActs(AdminActs):

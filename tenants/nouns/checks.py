@@ -16,6 +16,7 @@ MAX_MODELS = 100
 MAX_MODEL_CHARS = 256
 MAX_DISPLAY_CHARS = 100
 MAX_REASON_CHARS = 200
+REASON = {"pattern": r"\S", "maxLength": MAX_REASON_CHARS}
 MAX_ZONE_CHARS = 64
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+/-]*")

@@ -9,7 +9,7 @@ import msgspec
 
 from tenants.fields import Field, fields_of
 from tenants.instants import from_us
-from tenants.nouns.checks import MAX_MODEL_CHARS, MAX_REASON_CHARS, MAX_ZONE_CHARS, ZONE
+from tenants.nouns.checks import MAX_MODEL_CHARS, MAX_ZONE_CHARS, REASON, ZONE
 from tenants.types import (
     DEFAULT_THRESHOLDS,
     MAX_END_USER_CHARS,
@@ -43,7 +43,6 @@ _FOR = {"exclusiveMinimum": 0, "maximum": MAX_OVERRIDE_S}
 _USER = {"maxLength": MAX_END_USER_CHARS}
 _ZONE = {"pattern": f"^({ZONE.pattern})$", "maxLength": MAX_ZONE_CHARS}
 _MODEL = {"pattern": r"\S", "maxLength": MAX_MODEL_CHARS}
-_REASON = {"pattern": r"\S", "maxLength": MAX_REASON_CHARS}
 _ABOVE = {"minimum": 0, "maximum": MAX_ABOVE_TOKENS}
 _PER_CENT = {"minItems": 1, "items": {"type": "integer", "minimum": 1, "maximum": MAX_THRESHOLD}}
 
@@ -140,7 +139,7 @@ class LimitOverride(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         float | None,
         Field("How long instead: 2h or 3d.", option="--for", is_duration=True, schema=_FOR),
     ] = None
-    reason: Annotated[str, Field("Why; shown with the override.", schema=_REASON)]
+    reason: Annotated[str, Field("Why; shown with the override.", schema=REASON)]
 
 
 TERMS = tuple(one.name for one in fields_of(LimitSet) if one.name not in SUBJECTS)

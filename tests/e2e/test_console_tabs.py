@@ -100,7 +100,7 @@ def test_tabs_share_a_stream_say_when_it_is_lost_and_show_nothing_after_their_se
         assert tab.locator(region).evaluate(grey) == "none"
     assert first.title() == "Overview · Fairgate"
     page.goto("/console")
-    page.get_by_text("owner", exact=True).click()
+    page.locator(".account summary").click()
     page.get_by_role("button", name="Log out").click()
     for tab in tabs:
         expect(tab.get_by_role("status")).to_have_text("Your session has ended. Log in")

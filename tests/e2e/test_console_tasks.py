@@ -50,6 +50,8 @@ def test_incidents_take_few_clicks(server: Server, visitor: Visitor) -> None:
     found += problems_of(page, "audit verified")
 
     clicked(page, "Tenants")
+    page.get_by_label("Search by name").fill("tasks")
+    clicked(page, "Search")
     expect(page.get_by_role("row").filter(has_text="Video team")).to_contain_text("tasks")
     clicks = clicked(page, "Limits of tasks")
     page.get_by_label("At most").fill("1m")

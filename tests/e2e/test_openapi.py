@@ -54,7 +54,7 @@ RULES = (
     "cursor: ",
     "X-Fairgate-Quote: .*not a quote of this server",
     # Of two parameters.
-    "(from|since|to): .*(must lie (before|at most)|lies more than|days by window|with a full hour)",
+    "(from|since|to): .*(must be before|must lie at most|lies more than|days by window|with a full hour)",
     "(old|new): .*must be 0 <= old <= new",
     "tenant: .*is needed beside the project's name",
     "window: .*of format focus",

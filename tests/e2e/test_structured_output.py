@@ -245,7 +245,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
         "tool_choice": "required"}, "tools[0].function.parameters", "x"),
     "required without tools": ({"tool_choice": "required"}, "tool_choice", "tools"),
     "an unknown tool": ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sub"}}},
-        "tool_choice", "none of 'tools' ('add')"),
+        "tool_choice", "not one of 'tools' ('add')"),
 }  # fmt: skip
 """By what is wrong: the body, the field that the error names, and a word of its text."""
 
