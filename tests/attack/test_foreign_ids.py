@@ -68,7 +68,7 @@ async def test_a_form_of_the_own_tenant_does_not_reach_another_tenants_things(
             for names in (foreign | {"tenant": OWN}, foreign | {"tenant": FOREIGN}):
                 there, nothing = path.format_map(names), path.format_map(names | unknown)
                 found = await browser.http.post(there, data=FIELDS | {"form_token": token})
-                # Acts on projects and on the platform are not for members; one on a request that ended says so.
+                # Acts on projects and on the platform are not for members; one on an ended request says so.
                 is_for_others = "{project}" in path or path.startswith("/console/limits")
                 role = 403 if is_for_others else 200 if "{request_id}" in path else 404
                 assert found.status_code == role, there
