@@ -35,7 +35,7 @@ STAMP_LLAMA_CPP := $(PEERS)/llama_cpp/.installed
 STAMP_SERVE := $(PEERS)/transformers/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: pictures lock vendor help install plugin-in-vllm demo serve test test-long quick durations $(TEST_PARTS) test-sdks test-ray test-floor fuzz check mutants mutmut format bench-fairness bench-calibration bench-peers \
+.PHONY: pictures screenshots lock vendor help install plugin-in-vllm demo serve test test-long quick durations $(TEST_PARTS) test-sdks test-ray test-floor fuzz check mutants mutmut format bench-fairness bench-calibration bench-peers \
   bench-engine bench-scheduler bench-contract bench-fidelity bench-gateway bench-versus bench-vllm bench-upstreams clean
 
 help: ## list the targets
@@ -235,6 +235,9 @@ bench-upstreams: $(STAMP_DEMO) $(VLLM)/.installed $(STAMP_LLAMA_CPP) $(STAMP_SER
 # `fairgate bench calibration --json > docs/figures/calibration.json` (some minutes).
 pictures: $(STAMP_DEMO) ## draw the charts in docs/ anew, from docs/figures/ and a short simulation
 	$(BIN)/python -m ops.pictures
+
+screenshots: $(STAMP_TEST) ## photograph the console on a busy server, for README and docs/ (OUT=build/screenshots)
+	$(BIN)/python -m tests.support.screenshots $(or $(OUT),build/screenshots) --docs docs
 
 lock: $(STAMP_TEST) ## lock the packages that are installed, with their hashes
 	$(PIP) install -q uv

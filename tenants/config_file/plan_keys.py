@@ -104,7 +104,7 @@ def _draft(part: ConfigKey, there: TenantState) -> ApiKey:
 
 
 def _plain(part: ConfigKey) -> dict[str, Any]:
-    given = {name: getattr(part, name) for name in PLAIN_OF_KEYS}
+    given = {name: getattr(part, name, None) for name in PLAIN_OF_KEYS}
     return {name: value for name, value in given.items() if value is not None}
 
 

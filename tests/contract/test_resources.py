@@ -37,15 +37,19 @@ DECLARED = {one.path for one in declared.RESOURCES}
 """Of the lists that are read from a declaration."""
 NEW = map("new-{}".format, itertools.count(1))
 NO_FILTERS = {
-    *("cursor", "limit", "order", "window", "group_by", "time_zone", "label", "end_user", "finding"),
+    *("cursor", "limit", "order", "sort", "window", "group_by", "time_zone", "label", "end_user", "finding"),
 }
 """Parameters that do not say which rows there are; labels, which need requests that have some; and findings
 of keys, which no field says."""
 WIDENED = {
     "slos": ("tenant",),
+    "ended requests": ("min_duration_s",),
+    "misses": ("project", "key", "model"),
+    "audit": ("seq",),
     **dict.fromkeys(("refusal counts", "calibration", "flow", "engine minutes", "usage"), ("from", "to")),
 }
-"""Filters that leave more: targets of all tenants bind one, and times are widened to whole windows."""
+"""Filters that leave more: targets of all tenants bind one, and times are widened to whole windows; those
+that no field of a row repeats, and one row by its number."""
 CALLED_IN_CONSOLE = {"since": "from", "until": "to"}
 LARGE = {"refusals": "refusals", "ended requests": "timelines", "audit": "audit"}
 """The tables of which a list reads at most a page at once."""

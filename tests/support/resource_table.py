@@ -163,7 +163,7 @@ RESOURCES = (
     Resource(
         "deliveries", "/webhooks/whk_1/deliveries", filters={"state": ("dead", "state")}, is_paged=False,
     ),
-    Resource("alerts", "/alerts", filters={"state": ("firing", "state")}, is_paged=False),
+    Resource("alerts", "/alerts", filters={"state": ("firing", "state")}),
     Resource(
         "brakes", show="/brake",
         make=Act("PUT /brake", "brake.set", {"tier": "batch", "share": 0.5, "for_s": 60},
@@ -242,5 +242,9 @@ NEITHER = {
     "DELETE /admin/v1/requests/{request_id}": "it needs a request that runs",
     "POST /admin/v1/requests/{request_id}/tier": "it needs a request that waits",
     "POST /admin/v1/ledger/adjust": "it needs a request whose hold is in doubt",
+    **{
+        f"{call} /admin/v1/alerts/{{alert}}/{act}": "it needs an alert"
+        for call, act in (("POST", "acknowledge"), ("POST", "silence"), ("DELETE", "silence"))
+    },
 }
 """Routes that are no GET and no act of a resource here."""

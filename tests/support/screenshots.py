@@ -105,9 +105,11 @@ def take(browser: Browser, server: Server, out_dir: Path, docs: Path | None) -> 
     page = Visitor(server, context).log_in("ada@example.org")
     for theme in ("light", "dark"):
         page.emulate_media(color_scheme=theme, reduced_motion="reduce")  # type: ignore[arg-type]
+        page.set_viewport_size(DESK)  # type: ignore[arg-type]
+        places = addresses(page)
         for size in (DESK, PHONE):
             page.set_viewport_size(size)  # type: ignore[arg-type]
-            for name, address in addresses(page).items():
+            for name, address in places.items():
                 page.goto(address)
                 page.locator("main").wait_for()
                 path = out_dir / f"{name}-{theme}-{size['width']}.png"

@@ -184,7 +184,13 @@ def overview_of(
     brakes: Sequence[Need] = (),
 ) -> Overview:
     """`before`: an earlier snapshot, for rates."""
-    rows = share_rows(now.tenants, names)
+    refused = {limit.tenant_id for limit in slow.tight if limit.is_exhausted}
+    rows = tuple(
+        replace(row, why=row.why.replace(ASKED_NO_MORE, "its limit is exhausted"))
+        if row.tenant_id in refused
+        else row
+        for row in share_rows(now.tenants, names)
+    )
     return Overview(
         at_us,
         now,
@@ -237,6 +243,9 @@ def _rank(row: ShareRow) -> tuple[float, float, str, str, int]:
     return -behind, -round(100 * abs(row.beyond)), row.name, row.tenant_id, TIER_RANKS[row.tier]
 
 
+ASKED_NO_MORE = "it asked for no more"
+
+
 def why_of(row: ShareRow) -> str:
     """'4 times its weight: others left 64 % unused'; empty: it is no more than a tenth off."""
     had, due, entitled = row.had, row.due, row.entitled
@@ -251,7 +260,7 @@ def why_of(row: ShareRow) -> str:
     if row.beyond > A_TENTH * entitled:
         return f"{_times(had / entitled)}: others left {share_text(row.beyond)} unused"
     if -row.beyond > A_TENTH * entitled:
-        return f"{share_text(-row.beyond / entitled)} less than its weight: it asked for no more"
+        return f"{share_text(-row.beyond / entitled)} less than its weight: {ASKED_NO_MORE}"
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -128,14 +129,18 @@ async def _refusals(admin: Admin, tenant_id: str | None) -> list[Mapping[str, An
 
 
 def refusal_lines(rows: Sequence[Mapping[str, Any]], limits: Mapping[str, Limit]) -> tuple[RefusalLine, ...]:
-    """Most refusals first. Pure."""
-    lines = []
+    """Most refusals first; those of one limit in one line. Pure."""
+    counts: Counter[tuple[str, str, tuple[tuple[str, str], ...]]] = Counter()
     for row in rows:
         limit = limits.get(row["limit_id"])
         cause = cause_of(row["code"]) if limit is None else in_short(limit)
-        asked = {"tenant": row["tenant_id"], "code": row["code"], "limit_id": row["limit_id"]}
-        name = row["tenant"] or row["tenant_id"]
-        lines.append(RefusalLine(name, row["count"], cause, with_query("/console/refusals", asked)))
+        of_limit = {"code": row["code"]} if limit is None else {"limit_id": limit.limit_id}
+        asked = {"tenant": row["tenant_id"]} | of_limit
+        counts[row["tenant"] or row["tenant_id"], cause, tuple(asked.items())] += row["count"]
+    lines = [
+        RefusalLine(name, count, cause, with_query("/console/refusals", dict(asked)))
+        for (name, cause, asked), count in counts.items()
+    ]
     return tuple(sorted(lines, key=lambda line: (-line.count, line.name, line.cause)))
 
 

@@ -168,17 +168,14 @@ def test_refusals_are_sentences_with_the_limit_or_the_cause_most_first() -> None
     none = {"tenant_id": "", "tenant": None, "limit_id": ""}
     rows = [
         none | {"code": "invalid_api_key", "count": 12},
-        {
-            "tenant_id": "t1",
-            "tenant": "finance",
-            "code": "insufficient_quota",
-            "limit_id": "lim_1",
-            "count": 300,
-        },
+        *(
+            {"tenant_id": "t1", "tenant": "finance", "code": code, "limit_id": "lim_1", "count": count}
+            for code, count in (("insufficient_quota", 299), ("rate_limit_exceeded", 1))
+        ),
     ]
     first, second = refusal_lines(rows, {"lim_1": limit})
     assert (first.name, first.count, first.cause) == ("finance", 300, "daily tokens")
-    assert first.href == "/console/refusals?tenant=t1&code=insufficient_quota&limit_id=lim_1"
+    assert first.href == "/console/refusals?tenant=t1&limit_id=lim_1"
     assert (second.name, second.cause, second.href) == (
         "",
         "wrong key",
