@@ -28,6 +28,7 @@ DONE = {"cancelled": "The request is cancelled.", "moved": "The request is moved
 
 
 MOST_TOLD = 8
+LEAST_TOLD_S = 0.5
 FEW = 20
 """Waits of a tenant and tier under which no estimate is called wrong."""
 HELD = 0.5
@@ -89,8 +90,12 @@ def is_off(kept: KeptWaits) -> bool:
 
 
 def told_lines(kept: Iterable[KeptWaits]) -> list[KeptWaits]:
-    """The furthest off first."""
-    told = [(line.told_p50_s - line.had_p50_s, line) for line in kept if line.told_p50_s is not None]
+    """The furthest off first; without those whose waits are too short to matter."""
+    told = [
+        (line.told_p50_s - line.had_p50_s, line)
+        for line in kept
+        if line.told_p50_s is not None and max(line.told_p50_s, line.had_p50_s) >= LEAST_TOLD_S
+    ]
     return [line for _, line in sorted(told, key=lambda pair: pair[0])[:MOST_TOLD]]
 
 
