@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import httpx
+import msgspec
 import pytest
 
 from gateway.console.form_errors import CHANGED_MEANWHILE
@@ -25,7 +26,7 @@ from tenants.resources.reading import read_page
 from tenants.resources.records.audit import AUDIT, AuditQuery
 from tenants.storage.flushes import Flush
 from tenants.storage.tables import flow_minutes, key_uses, usage_sums
-from tenants.types import Meter
+from tenants.types import PLATFORM, Meter
 from tenants.usage.sums import AMOUNTS
 from tests.integration.test_console import ACTOR, House, error_of, house_on
 from tests.support.console import Browser
@@ -473,6 +474,14 @@ async def test_a_limit_without_room_for_a_request_is_exhausted_on_the_tenant_and
     assert "active limit nearly used up" in text
     await store.rebuild([(limit, 0), (spare, 0)])
     assert "exhausted" not in said(await auditor.get("/console/tenants/acme"))
+    # A limit of the platform refuses requests of any tenant.
+    await house.admin.limits.set(ACTOR, LimitSet(platform=True, meter="requests", window="day", amount=10))
+    await house.deps.directory.refresh()
+    [shared] = house.deps.directory.limits(now_s, PLATFORM)
+    await store.rebuild([(limit, 0), (spare, 0), (shared, 10)])
+    by_shared = msgspec.structs.replace(refused, request_id="req_shared", limit_id=shared.limit_id)
+    await refusal_store.add(house.deps.database, {by_shared.key: 7}, [by_shared], Flush("test", 2), now_s)
+    assert "exhausted 7 requests refused today" in said(await auditor.get("/console/limits"))
 
 
 async def test_a_page_costs_as_many_statements_for_many_rows_as_for_few(house: House) -> None:

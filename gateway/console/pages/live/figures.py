@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
@@ -37,7 +37,6 @@ class RefusalLine:
     cause: str
     """In words: the limit, or the error."""
     href: str
-    limit_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +183,7 @@ def overview_of(
     brakes: Sequence[Need] = (),
 ) -> Overview:
     """`before`: an earlier snapshot, for rates."""
-    refused = {limit.tenant_id for limit in slow.tight if limit.is_exhausted}
-    rows = tuple(
-        replace(row, why=row.why.replace(ASKED_NO_MORE, "its limit is exhausted"))
-        if row.tenant_id in refused
-        else row
-        for row in share_rows(now.tenants, names)
-    )
+    rows = share_rows(now.tenants, names, {limit.tenant_id for limit in slow.tight if limit.is_exhausted})
     return Overview(
         at_us,
         now,
@@ -212,7 +205,10 @@ def tier_parts(tenants: Iterable[TenantNow]) -> dict[str, float | None]:
     return {tier: each / total if total else None for tier, each in had.items()}
 
 
-def share_rows(tenants: Sequence[TenantNow], names: Mapping[str, str]) -> tuple[ShareRow, ...]:
+def share_rows(
+    tenants: Sequence[TenantNow], names: Mapping[str, str], limited: Collection[str] = ()
+) -> tuple[ShareRow, ...]:
+    """`limited`: ids of tenants with an exhausted limit."""
     totals, weights = dict.fromkeys(TIER_RANKS, 0.0), dict.fromkeys(TIER_RANKS, 0.0)
     for tenant in tenants:
         totals[tenant.tier] += tenant.had
@@ -233,7 +229,7 @@ def share_rows(tenants: Sequence[TenantNow], names: Mapping[str, str]) -> tuple[
             tenant.before_line_us / tenant.arrivals / 1e6 if tenant.arrivals else None,
             tenant.arrivals,
         )
-        rows.append(replace(row, why=why_of(row)))
+        rows.append(replace(row, why=why_of(row, is_limited=row.tenant_id in limited)))
     return tuple(sorted(rows, key=_rank))
 
 
@@ -243,10 +239,7 @@ def _rank(row: ShareRow) -> tuple[float, float, str, str, int]:
     return -behind, -round(100 * abs(row.beyond)), row.name, row.tenant_id, TIER_RANKS[row.tier]
 
 
-ASKED_NO_MORE = "it asked for no more"
-
-
-def why_of(row: ShareRow) -> str:
+def why_of(row: ShareRow, *, is_limited: bool = False) -> str:
     """'4 times its weight: others left 64 % unused'; empty: it is no more than a tenth off."""
     had, due, entitled = row.had, row.due, row.entitled
     if had is None or due is None:
@@ -260,7 +253,8 @@ def why_of(row: ShareRow) -> str:
     if row.beyond > A_TENTH * entitled:
         return f"{_times(had / entitled)}: others left {share_text(row.beyond)} unused"
     if -row.beyond > A_TENTH * entitled:
-        return f"{share_text(-row.beyond / entitled)} less than its weight: {ASKED_NO_MORE}"
+        why = "its limit is exhausted" if is_limited else "it asked for no more"
+        return f"{share_text(-row.beyond / entitled)} less than its weight: {why}"
     return ""
 
 

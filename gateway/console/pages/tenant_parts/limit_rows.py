@@ -247,7 +247,9 @@ async def rows_of_tenant(
         for limit in in_force
         if "used" in (one := used.get(limit.limit_id, {}))
     ]
-    pressures = await gateway.deps.database.read(lambda one: pressure.read(one, states, now_us, whose))
+    # Requests of any tenant meet the platform's limits.
+    of_tenant = None if tenant is None else tenant.tenant_id
+    pressures = await gateway.deps.database.read(lambda one: pressure.read(one, states, now_us, of_tenant))
     by_id = {each.limit.limit_id: each for each in pressures}
     forecasts: dict[str, Exhaustion] = {}
     if projected and in_force and tenant is not None:

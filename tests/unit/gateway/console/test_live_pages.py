@@ -107,6 +107,9 @@ def test_a_sentence_says_why_a_tenant_is_more_than_a_tenth_off(row: TenantNow, w
     [ads] = [each for each in rows if each.name == "ads"]
     assert ads.entitled == 0.2
     assert (ads.sentence if ads.why else "") == words
+    if "asked for no more" in words:
+        [limited, _] = share_rows([row, a_row("rest", weight=4.0, had=rest, due=rest)], {}, {"ads"})
+        assert limited.why.endswith("less than its weight: its limit is exhausted")
 
 
 def test_who_is_furthest_behind_comes_first_then_who_is_furthest_off_its_weight() -> None:
