@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ops.bench.common.report import spread
-from ops.bench.gateway.peers import DIRECT, OURS, SCRAPED, TRACED, WATCHED
+from ops.bench.gateway.peers import DIRECT, ONE_WORKER, OURS, SCRAPED, TRACED, WATCHED, WORKERS
 
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]
 """By target, one entry a round."""
@@ -108,6 +108,10 @@ def promises(runs: Runs, pairs: Sequence[float] = ()) -> list[Goal]:
             Goal("added p50 latency over LiteLLM's", 0.2, False, latency),
             Goal("streamed tokens/s over LiteLLM's", 10.0, True, _ratios(ours, litellm, "tokens_per_s")),
         ]
+    if (several := runs.get(WORKERS)) is not None:
+        for what, figure in (("request", "cpu_s_per_request"), ("streamed token", "cpu_s_per_token")):
+            what = f"processor time of a {what} with several workers over one's"
+            goals.append(Goal(what, 1.2, False, _ratios(several, runs[ONE_WORKER], figure)))
     if pairs:
         goals.append(Goal("requests/s over ours without estimates", 0.9, True, pairs))
     return goals
@@ -135,7 +139,7 @@ def compared(runs: Runs, name: str) -> list[dict[str, Any]]:
 
 
 def invalid(runs: Runs) -> str | None:
-    judged = [name for name in (OURS, *BESIDE.values(), "litellm") if name in runs]
+    judged = [name for name in (OURS, ONE_WORKER, WORKERS, *BESIDE.values(), "litellm") if name in runs]
     lines = [
         f"{name}, round {number}: {run['invalid']}"
         for name in judged

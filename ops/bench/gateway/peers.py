@@ -24,12 +24,15 @@ from ops.bench.gateway.mock_upstream import CONTEXT_TOKENS, MODEL
 from ops.bench.gateway.side_loads import TRACE_RATIO, Scraper, Watchers, collector, scraping, watching
 from ops.sandbox.free_port import free_port
 from ops.sandbox.server import LocalServer, local_server
+from ops.sandbox.services import start_postgres, start_redis
 
 OURS = "fairgate"
 SILENT = "fairgate, no estimates"
 WATCHED = "fairgate, overviews open"
 TRACED = "fairgate, with traces"
 SCRAPED = "fairgate, scraped"
+ONE_WORKER = "fairgate, one worker"
+WORKERS = "fairgate, several workers"
 DIRECT = "direct"
 PEERS = ("nginx", "litellm", "portkey")
 START_S = 90.0
@@ -72,10 +75,16 @@ def direct() -> BenchTarget:
 
 
 def fairgate(
-    tokenizer_dir: Path | None, *, estimates: bool = True, beside: str = OURS, watchers: int = 0
+    tokenizer_dir: Path | None,
+    *,
+    estimates: bool = True,
+    beside: str = OURS,
+    watchers: int = 0,
+    workers: int = 0,
 ) -> BenchTarget:
     """Our gateway. `tokenizer_dir`: prompts are rendered and counted exactly; None: estimated, with a margin.
-    `beside`: name of the target with a side load; `watchers`: number of open overviews of the console."""
+    `beside`: name of the target with a side load; `watchers`: number of open overviews of the console;
+    `workers`: processes, on PostgreSQL and Redis; 0: one, on SQLite."""
 
     @contextlib.asynccontextmanager
     async def serve(directory: Path, upstream_port: int) -> AsyncIterator[Serving]:
@@ -83,6 +92,12 @@ def fairgate(
         config.write_text(_fairgate_config(upstream_port, tokenizer_dir, estimates), encoding="utf-8")
         arguments = ["--config", str(config), "--prices", f"{MODEL}=150/600", *QUIET]
         async with contextlib.AsyncExitStack() as closing:
+            if workers:
+                postgres, redis = start_postgres(is_durable=True), start_redis()
+                closing.callback(postgres.stop)
+                closing.callback(redis.stop)
+                arguments += ["--database-url", postgres.url, "--redis-url", redis.url]
+                arguments += ["--workers", str(workers)]
             if beside == TRACED:
                 url = await closing.enter_async_context(collector())
                 arguments += ["--telemetry-otlp", url, "--telemetry-trace-ratio", f"{TRACE_RATIO:g}"]

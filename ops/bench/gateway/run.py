@@ -26,7 +26,17 @@ from ops.bench.common.errors import CannotBench, PeerMissing
 from ops.bench.common.report import QUIET_CORES, Progress, machine, rotated
 from ops.bench.gateway.figures import BESIDE, beside, figures, invalid, one_run, promises
 from ops.bench.gateway.mock_upstream import MAX_TOKENS, MODEL
-from ops.bench.gateway.peers import OURS, PEERS, BenchTarget, Serving, direct, fairgate, peer
+from ops.bench.gateway.peers import (
+    ONE_WORKER,
+    OURS,
+    PEERS,
+    WORKERS,
+    BenchTarget,
+    Serving,
+    direct,
+    fairgate,
+    peer,
+)
 from ops.bench.gateway.process import cpu_s, fsync_ms, machine_cpu_s, peak_bytes, process_tree
 from ops.reporting import all_ok
 from ops.sandbox.server import ROOT, ServerFailed, until
@@ -59,6 +69,7 @@ class GatewayBenchOptions:
     """Where our ledger lies: on a disk, not in memory."""
     without_estimates: bool = False
     watchers: int = 0
+    workers: int = 0
     traces: bool = False
     scraper: bool = False
 
@@ -142,6 +153,9 @@ def chosen(options: GatewayBenchOptions) -> tuple[list[BenchTarget], list[str]]:
     targets.append(fairgate(options.tokenizer_dir))
     if options.without_estimates:
         targets.append(fairgate(options.tokenizer_dir, estimates=False))
+    if options.workers:
+        for name, workers in ((ONE_WORKER, 1), (WORKERS, options.workers)):
+            targets.append(fairgate(options.tokenizer_dir, beside=name, workers=workers))
     targets += [
         fairgate(options.tokenizer_dir, beside=name, watchers=options.watchers) for name in side_loads
     ]

@@ -110,6 +110,13 @@ def contract(json_file: Path | None, **given: Any) -> None:
     default=0,
     help="Also ours with so many open overviews of its console: what they cost.",
 )
+@whole(
+    "--workers",
+    least=0,
+    most=64,
+    default=0,
+    help="Also ours on PostgreSQL and Redis, with one worker and with this many.",
+)
 @click.option("--traces", is_flag=True, help="Also ours with traces at 1 %: what they cost.")
 @click.option(
     "--scraper", is_flag=True, help="Also ours with its metrics scraped every second: what it costs."

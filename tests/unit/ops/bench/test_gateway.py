@@ -28,7 +28,7 @@ from ops.bench.gateway.mock_upstream import (
     stream_pieces,
     whole_answer,
 )
-from ops.bench.gateway.peers import OURS, SCRAPED, TRACED, WATCHED
+from ops.bench.gateway.peers import ONE_WORKER, OURS, SCRAPED, TRACED, WATCHED, WORKERS
 from ops.bench.gateway.process import cpu_s, machine_cpu_s, peak_bytes, process_tree
 from ops.bench.gateway.run import GatewayBenchOptions, chosen, run
 from ops.bench.gateway.side_loads import collector
@@ -321,6 +321,18 @@ def test_what_estimates_cost_is_the_median_of_pairs(pairs: list[float], ok: bool
     found = promises(runs(direct=[0.1], fairgate=[0.6]), pairs)[-1].as_json()
     assert (found["what"], found["at_least"]) == ("requests/s over ours without estimates", 0.9)
     assert (found["median"], found["ok"]) == (pairs[1], ok)
+
+
+@pytest.mark.parametrize(("several", "ok"), [([1.1, 1.2, 1.9], True), ([1.1, 1.3, 1.3], False)])
+def test_several_workers_are_compared_with_one_of_the_same_round(several: list[float], ok: bool) -> None:
+    measured = runs(direct=[0.1] * 3, fairgate=[0.5] * 3, one=[1.0] * 3, several=several)
+    measured |= {ONE_WORKER: measured.pop("one"), WORKERS: measured.pop("several")}
+    found = [promise.as_json() for promise in promises(measured)]
+    assert [(each["median"], each["at_most"], each["ok"]) for each in found] == [
+        (pytest.approx(several[1]), 1.2, ok)
+    ] * 2, "of a request and of a streamed token"
+    targets, _ = chosen(GatewayBenchOptions(peers=(), workers=2))
+    assert [target.name for target in targets][-2:] == [ONE_WORKER, WORKERS]
 
 
 @pytest.mark.parametrize(
