@@ -20,7 +20,17 @@ if TYPE_CHECKING:
 ALREADY_COMMON = {"data_dir", "database_url"}
 HELP_ALL = "fairgate.help_all"
 SHORT_HELP = {
-    *("--host", "--port", "--model", "--model-name", "--redis-url", "--prices", "--upstreams", "--log-level"),
+    *(
+        "--host",
+        "--port",
+        "--workers",
+        "--model",
+        "--model-name",
+        "--redis-url",
+        "--prices",
+        "--upstreams",
+        "--log-level",
+    ),
     *("--policy", "--engine-device", "--engine-threads", "--engine-max-sequences", "--admin-listen"),
 }
 """What a newcomer needs."""
