@@ -136,7 +136,10 @@ def _one(family: Family, same: Sequence[Series]) -> Series:
 
 
 def _packed(exemplar: Exemplar | None) -> tuple[dict[str, str], float, float | None] | None:
-    return None if exemplar is None else (exemplar.labels, exemplar.value, exemplar.timestamp)
+    if exemplar is None:
+        return None
+    at_s = None if exemplar.timestamp is None else float(exemplar.timestamp)
+    return exemplar.labels, exemplar.value, at_s
 
 
 class MergedRegistry:
