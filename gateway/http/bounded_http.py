@@ -36,8 +36,8 @@ from tenants.networks import Network, address_of, counted_as, is_within
 
 LINGER_S = 2.0
 """How long a connection is still read after a refusal, and how long an unread answer may keep it open."""
-
-
+LAST_REQUEST_S = 0.5
+"""How long a connection without a request is still read when the server drains: one may be on its way."""
 SEPARATOR_BYTES = len(": \r\n")
 
 
@@ -130,6 +130,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._is_known = False
         """It has sent a request with a valid key, or with a console session."""
         self._is_deaf = False
+        self._drains = False
+        """The next request is its last."""
         self._in_head = False
         self._is_upgrade = False
         self._head_is_timed = False
@@ -172,6 +174,13 @@ class BoundedHttp(HttpToolsProtocol):
         self._front.metrics.connection_closed(cause)
         self._is_deaf = True
         self.transport.abort()
+
+    def shutdown(self) -> None:
+        self._drains = True
+        if self.cycle is None or self.cycle.response_complete:
+            self.loop.call_later(LAST_REQUEST_S, super().shutdown)
+        else:
+            super().shutdown()
 
     def expire(self) -> None:
         """Ends a connection that has rested too long: with 408 within a head, else without an answer."""
@@ -243,6 +252,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = False
         self._table.work(self)
         super().on_headers_complete()
+        if self._drains:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._unreported_bytes = 0
