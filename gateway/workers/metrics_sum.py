@@ -98,7 +98,10 @@ def families_of(registry: CollectorRegistry) -> list[Family]:
             metric.documentation,
             metric.type,
             metric.unit,
-            [Series(each.name, each.labels, each.value, _packed(each.exemplar)) for each in metric.samples],
+            [
+                Series(each.name, each.labels, float(each.value), _packed(each.exemplar))
+                for each in metric.samples
+            ],
         )
         for metric in registry.collect()
     ]
