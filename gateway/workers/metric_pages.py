@@ -31,13 +31,23 @@ class MetricPages:
         return page
 
     async def all(self, registry: CollectorRegistry) -> list[Family]:
-        heard = {number: answer.body for number, answer in (await self._siblings.ask(PATH)).items()}
-        heard[self._seat.number] = self.own(registry)
-        silent = [self._kept(number) for number in range(self._seat.count + 1) if number not in heard]
-        return merged([_pages.decode(heard[number]) for number in sorted(heard)], silent)
+        answers = await self._siblings.ask(PATH)
+        heard = {number: _read(answer.body) for number, answer in answers.items()}
+        heard[self._seat.number] = _read(self.own(registry))
+        living = [page for _, page in sorted(heard.items()) if page]
+        silent = [number for number in range(self._seat.count + 1) if not heard.get(number)]
+        return merged(living, [self._kept(number) for number in silent])
 
     def _kept(self, number: int) -> list[Family]:
         try:
-            return _pages.decode((self._seat.directory / f"metrics-{number}").read_bytes())
-        except (FileNotFoundError, msgspec.DecodeError):
+            return _read((self._seat.directory / f"metrics-{number}").read_bytes())
+        except FileNotFoundError:
             return []
+
+
+def _read(page: bytes) -> list[Family]:
+    """Nothing of a refusal, or of another version."""
+    try:
+        return _pages.decode(page)
+    except msgspec.DecodeError:
+        return []

@@ -98,7 +98,10 @@ def families_of(registry: CollectorRegistry) -> list[Family]:
             metric.documentation,
             metric.type,
             metric.unit,
-            [Series(each.name, each.labels, each.value, _packed(each.exemplar)) for each in metric.samples],
+            [
+                Series(each.name, each.labels, float(each.value), _packed(each.exemplar))
+                for each in metric.samples
+            ],
         )
         for metric in registry.collect()
     ]
@@ -136,7 +139,10 @@ def _one(family: Family, same: Sequence[Series]) -> Series:
 
 
 def _packed(exemplar: Exemplar | None) -> tuple[dict[str, str], float, float | None] | None:
-    return None if exemplar is None else (exemplar.labels, exemplar.value, exemplar.timestamp)
+    if exemplar is None:
+        return None
+    at_s = None if exemplar.timestamp is None else float(exemplar.timestamp)
+    return exemplar.labels, exemplar.value, at_s
 
 
 class MergedRegistry:

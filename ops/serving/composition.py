@@ -50,6 +50,7 @@ from gateway.tracing.decision import TraceRule
 from gateway.tracing.tracer import Tracer
 from gateway.upstream.openai.upstream import OpenAIUpstream
 from gateway.upstream.replica_set import ReplicaSet
+from gateway.workers.workers import Workers
 from ops.serving import audit_key, datadir
 from ops.serving.members import open_members, run_elsewhere
 from ops.serving.post import Post
@@ -309,7 +310,10 @@ async def build(
         admin = open_admin(settings, pepper, database)
         if post is None:
             await seed_prices(settings, admin)
-        directory = Directory(database, pepper)
+        workers = None if post is None else Workers(post.seat)
+        if workers is not None:
+            closing.callback(workers.close)
+        directory = Directory(database, pepper, processes=1 if post is None else post.seat.count)
         await directory.start()
         closing.push_async_callback(directory.close)
         gateway_id = datadir.gateway_id(settings.data_dir)
@@ -395,6 +399,7 @@ async def build(
             what_if=what_if,
             resources=resources,
             tracer=tracer,
+            workers=workers,
         )
         app = create_app(deps)
         yield Running(settings, admin, directory, supervisor, app, app.state.gateway, control_token)

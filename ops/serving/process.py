@@ -18,6 +18,7 @@ import uvicorn
 from gateway.http.admin_listener import AdminListener
 from gateway.http.bounded_http import BoundedHttp, HttpFront
 from gateway.http.connection_table import ConnectionTable
+from gateway.workers.workers import counts_of
 from ops.serving.composition import Running
 from ops.serving.listeners import Door
 from ops.serving.logs import switch_debug
@@ -125,13 +126,17 @@ async def run_gateway(
         log.info("loading the model %s: half a minute or more", settings.model)
     await stop.first(running.supervisor.ready(MODEL_LOAD_S))
     admin_listener = door.admin_listener
+    workers = running.gateway.deps.workers
     front = HttpFront(
-        ConnectionTable(limits.connections),
+        ConnectionTable(limits.connections, counts_of(workers, "connections")),
         settings.gateway.trusted_proxies,
         running.gateway.metrics,
         running.gateway.refusals.note,
         None if admin_listener is None else AdminListener(*admin_listener.getsockname()[:2]),
-        None if admin_listener is None else ConnectionTable(limits.admin_connections),
+        None
+        if admin_listener is None
+        else ConnectionTable(limits.admin_connections, counts_of(workers, "admin connections")),
+        None if workers is None else ConnectionTable(limits.admin_connections),
     )
     config = uvicorn.Config(
         running.app,

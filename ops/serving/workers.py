@@ -21,10 +21,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from gateway.cluster.kept_limits import kept_limits
 from gateway.upstream.capabilities import PLAIN_TEXT
+from gateway.workers.keeper import serve_keeper
 from gateway.workers.seat import Seat
+from gateway.workers.tally import Tally
 from ops.serving import audit_key, datadir
-from ops.serving.composition import engine_options, open_admin, seed_prices
+from ops.serving.composition import engine_options, gateway_config, open_admin, seed_prices
 from ops.serving.first_start import Announce, announced
 from ops.serving.listeners import Door, StartFailed
 from ops.serving.members import run_elsewhere
@@ -60,7 +63,10 @@ async def run_workers(
         # Sockets need a short path.
         shared = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="fairgate-")))
         seat = Seat(0, settings.workers, secrets.token_urlsafe(32), shared)
-        workers = Workers(Post(seat, settings, pepper, limits, engines, ()), doors)
+        keeper = await serve_keeper(seat.keeper, kept_limits(gateway_config(settings)))
+        closing.callback(keeper.close)
+        tally = Tally.create(seat.tally, seat.count + 1)
+        workers = Workers(Post(seat, settings, pepper, limits, engines, ()), doors, tally)
         stop.cut = workers.cut
         closing.push_async_callback(workers.close)
         await stop.first(workers.start())
@@ -105,9 +111,10 @@ class _Worker:
 class Workers:
     """Use from one event loop."""
 
-    def __init__(self, post: Post, doors: Sequence[Door]) -> None:
+    def __init__(self, post: Post, doors: Sequence[Door], tally: Tally) -> None:
         """`post`: of any of them."""
         self._post = post
+        self._tally = tally
         self._doors = doors
         self._spare = len(doors)
         """The seat that is free."""
@@ -213,7 +220,9 @@ class Workers:
     async def _end_of(self, worker: _Worker) -> str:
         """Waits for it; returns how it has ended."""
         code = await worker.process.wait()
-        self._living.discard(worker)
+        if worker in self._living:
+            self._living.discard(worker)
+            self._tally.clear(worker.seat)
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return f"process {worker.process.pid} has ended by {how}"
 

@@ -52,7 +52,7 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> I
         closing.callback(postgres.stop)
         closing.callback(redis.stop)
         arguments = ["--workers", "2", "--database-url", postgres.url, "--redis-url", redis.url]
-        arguments += ["--engine-max-sequences", "16"]
+        arguments += ["--engine-max-sequences", "16", "--gateway-max-connections-per-address", "100"]
         data_dir = tmp_path_factory.mktemp("workers")
         yield closing.enter_context(server_process(data_dir, chat_model, *arguments))
 
