@@ -48,6 +48,7 @@ from gateway.routes.admin import requests as admin_requests
 from gateway.routes.context import asked_of
 from gateway.trace_context import RequestTrace, TraceContext
 from gateway.tracing.build import RefusedTrace
+from gateway.workers.workers import counts_of
 from tenants.resources.all import RESOURCES
 from tenants.resources.resource import Resource
 
@@ -103,7 +104,7 @@ def handlers(resources: Resources = RESOURCES) -> list[HTTPRouteHandler]:
 def create_app(deps: GatewayDeps) -> Litestar:
     """The gateway as an ASGI application. Raises `ValueError` for an inconsistent configuration."""
     gateway = Gateway(deps)
-    live = LiveHub(gateway.metrics.registry)
+    live = LiveHub(gateway.metrics.registry, shared=counts_of(deps.workers, "live pages"))
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:

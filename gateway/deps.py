@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gateway.requests.parse import Renderer
     from gateway.tracing.tracer import Tracer
     from gateway.upstream.replica_set import ReplicaSet
+    from gateway.workers.workers import Workers
     from tenants.admin.admin import Admin
     from tenants.audit.note import SigningKey
     from tenants.directory.directory import Directory
@@ -89,6 +90,8 @@ class GatewayDeps(Site):
     resources: tuple[Resource[Any], ...] = RESOURCES
     """Nouns with their routes, pages and sections of the configuration file."""
     tracer: Tracer | None = None
+    workers: Workers | None = None
+    """The other workers of the port; None: this process is alone."""
     audit_key: SigningKey | None = None
     """Signs the audit; None: other gateways do."""
     read_audit_key: Callable[[], SigningKey | None] = lambda: None

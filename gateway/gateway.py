@@ -42,6 +42,9 @@ from gateway.records.refusal_recorder import RefusalRecorder
 from gateway.records.usage_check import UsageCheck
 from gateway.requests.inputs.large_bodies import LargeBodies
 from gateway.upstream.base import Upstream
+from gateway.workers.metric_pages import MetricPages
+from gateway.workers.workers import counts_of
+from tenants.people.hashing_gate import AT_ONCE
 from tenants.people.way_in import WayIn
 from tenants.pricing.redeemed_quotes import RedeemedQuotes
 
@@ -66,7 +69,14 @@ class Gateway:
         self.refusals = RefusalRecorder(deps, self.metrics)
         self.accesses = AccessRecorder(deps, admin.transactions)
         self.key_uses = KeyUseRecorder(deps)
-        self.way_in = WayIn(deps.people, clock, self.accesses.log_in)
+        workers = deps.workers
+        self.way_in = WayIn(
+            deps.people,
+            clock,
+            self.accesses.log_in,
+            None if workers is None else workers.keeper,
+            AT_ONCE if workers is None else workers.part(AT_ONCE),
+        )
         self.usage_check = UsageCheck(admin.usage.verify, wall_clock)
         self.usage = UsageFolder(deps)
         self.timelines = TimelineWriter(deps)
@@ -103,9 +113,10 @@ class Gateway:
         )
         pools |= {name: self.builder.build(spec) for name, spec in pools_of(deps.pools).items()}
         deps.quota_store.spare.cover(pools)
-        self.models = ServedModels(deps, pools, deps.aliases, self.quotes, deps.prices)
+        asked = None if workers is None else workers.keeper.ask
+        self.models = ServedModels(deps, pools, deps.aliases, self.quotes, deps.prices, asked)
         self.idempotency = IdempotencyKeys(deps)
-        self.large_bodies = LargeBodies(config.large_bodies_bytes)
+        self.large_bodies = LargeBodies(config.large_bodies_bytes, counts_of(workers, "large bodies"))
         self.request_actions = RequestActions(deps, pools, self.metrics)
         self.fleet = Fleet(
             gateway_id, self.request_actions, deps.peer_requests, deps.registry, config.gateway_stale_s
@@ -144,6 +155,9 @@ class Gateway:
 
     def _services(self) -> Iterator[GatewayService]:
         deps, config, presence, builder = self.deps, self.deps.config, self.presence, self.builder
+        if (workers := deps.workers) is not None:
+            last = partial(self._keep_counts, workers.metrics)
+            yield GatewayService("counts", stop=last, why="the last to stop: nothing is counted after it")
         yield GatewayService(
             "directory", deps.directory.refresh, why="what was created just now works at once"
         )
@@ -202,6 +216,9 @@ class Gateway:
         yield _repeated("idempotency", PURGE_EVERY_S, self._purge, "the purge failed; it goes on")
         grace_s = config.shutdown_grace_s
         yield GatewayService("requests", stop=partial(self.pools.close, grace_s), why="all else serves them")
+
+    def _keep_counts(self, pages: MetricPages) -> None:
+        pages.own(self.metrics.registry)
 
     async def _prepare(self, upstream: Upstream) -> None:
         """A replica that has joined."""

@@ -21,6 +21,9 @@ QUIET_S = 5.0
 IDLE_S = 2.0
 """Nothing has run there for so long: what was settled last is acknowledged."""
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+OWNED = re.compile(rf"{NAME.pattern}(@[A-Za-z0-9_-]{{1,80}})?")
+"""The name of one that a server started for its workers: with that server's id, as other servers call theirs
+alike."""
 ADDRESS = re.compile(r"(ipc|tcp)://[!-~]{1,200}")
 
 
@@ -74,7 +77,7 @@ def plan(said: Iterable[NamedEngine], members: Mapping[str, SeenMember]) -> Memb
     made = MembershipPlan()
     words: dict[str, list[NamedEngine]] = {}
     for word in said:
-        if not NAME.fullmatch(word.name):
+        if not OWNED.fullmatch(word.name):
             made.refused[word.name[:64]] = (
                 f"its name must be 1 to 64 letters, digits, - and _ ({word.source})"
             )

@@ -97,16 +97,24 @@ class ShareMeter:
         }
 
 
-def shares_of(meters: Sequence[ShareMeter]) -> dict[TenantTier, tuple[float, float]]:
-    """Each tenant's part of a tier's service, and the part it was due, over all models."""
-    had: dict[TenantTier, float] = {}
-    due: dict[TenantTier, float] = {}
-    totals = [0.0] * NUM_RANKS
+def recent_of(meters: Sequence[ShareMeter]) -> dict[TenantTier, RecentService]:
+    """Over all models."""
+    sums: dict[TenantTier, RecentService] = {}
     for meter in meters:
         for whose, share in meter.recent.items():
-            had[whose] = had.get(whose, 0.0) + share.had
-            due[whose] = due.get(whose, 0.0) + share.due
-            totals[whose[1]] += share.had
+            whole = sums.setdefault(whose, RecentService())
+            whole.had += share.had
+            whole.due += share.due
+    return sums
+
+
+def shares_of(meters: Sequence[ShareMeter]) -> dict[TenantTier, tuple[float, float]]:
+    """Each tenant's part of a tier's service, and the part it was due, over all models."""
+    recent, totals = recent_of(meters), [0.0] * NUM_RANKS
+    for (_, rank), share in recent.items():
+        totals[rank] += share.had
     return {
-        whose: (had[whose] / total, due[whose] / total) for whose in had if (total := totals[whose[1]]) > 0
+        whose: (share.had / total, share.due / total)
+        for whose, share in recent.items()
+        if (total := totals[whose[1]]) > 0
     }

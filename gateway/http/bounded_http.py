@@ -10,6 +10,7 @@ it, as RFC 9112 (9.3.2) allows, so what a client sends too early cannot hide tha
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,8 +36,8 @@ from tenants.networks import Network, address_of, counted_as, is_within
 
 LINGER_S = 2.0
 """How long a connection is still read after a refusal, and how long an unread answer may keep it open."""
-
-
+LAST_REQUEST_S = 0.5
+"""How long a connection without a request is still read when the server drains: one may be on its way."""
 SEPARATOR_BYTES = len(": \r\n")
 
 
@@ -54,8 +55,12 @@ class HttpFront:
     """None: there is one listener."""
     admin_table: ConnectionTable[BoundedHttp] | None = None
     """The admin listener's own places, which no flood of the public one takes; None: shared."""
+    sibling_table: ConnectionTable[BoundedHttp] | None = None
+    """Of other workers of the port, which ask over a socket of this one's own; None: there are none."""
 
-    def table_of(self, *, is_admin: bool) -> ConnectionTable[BoundedHttp]:
+    def table_of(self, *, is_admin: bool, is_sibling: bool) -> ConnectionTable[BoundedHttp]:
+        if is_sibling and self.sibling_table is not None:
+            return self.sibling_table
         return self.admin_table if is_admin and self.admin_table is not None else self.table
 
     def note_connections(self) -> None:
@@ -64,7 +69,7 @@ class HttpFront:
 
     def sweep(self, now_s: float) -> None:
         """Ends connections that rest for too long. Call once or twice a second."""
-        for table in (self.table, self.admin_table):
+        for table in (self.table, self.admin_table, self.sibling_table):
             for connection in () if table is None else table.overdue(now_s):
                 connection.expire()
 
@@ -125,6 +130,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._is_known = False
         """It has sent a request with a valid key, or with a console session."""
         self._is_deaf = False
+        self._drains = False
+        """The next request is its last."""
         self._in_head = False
         self._is_upgrade = False
         self._head_is_timed = False
@@ -138,8 +145,11 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.transport = JoinedWrites(transport, self.loop)  # type: ignore[assignment]
-        self._is_admin = self._front.admin is not None and self._front.admin.accepted(self.server)
-        self._table = self._front.table_of(is_admin=self._is_admin)
+        accepted_by = transport.get_extra_info("socket")
+        is_sibling = accepted_by is not None and accepted_by.family == socket.AF_UNIX
+        admin = self._front.admin
+        self._is_admin = admin is not None and (is_sibling or admin.accepted(self.server))
+        self._table = self._front.table_of(is_admin=self._is_admin, is_sibling=is_sibling)
         address = address_of(self.client[0]) if self.client else None
         self._is_proxy = address is not None and is_within(address, self._front.trusted_proxies)
         counted = UNCOUNTED if self._is_proxy else counted_as(address)
@@ -164,6 +174,13 @@ class BoundedHttp(HttpToolsProtocol):
         self._front.metrics.connection_closed(cause)
         self._is_deaf = True
         self.transport.abort()
+
+    def shutdown(self) -> None:
+        self._drains = True
+        if self.cycle is None or self.cycle.response_complete:
+            self.loop.call_later(LAST_REQUEST_S, super().shutdown)
+        else:
+            super().shutdown()
 
     def expire(self) -> None:
         """Ends a connection that has rested too long: with 408 within a head, else without an answer."""
@@ -235,6 +252,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = False
         self._table.work(self)
         super().on_headers_complete()
+        if self._drains:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._unreported_bytes = 0

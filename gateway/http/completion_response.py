@@ -141,7 +141,7 @@ class CompletionResponse:
         self._note(run, error)
         is_long = self._gateway.pools.lifecycle_of(run.call).is_long(run)
         tiers = tiers_instead(run.call, closed.cause, is_long=is_long)
-        error.details |= self._gateway.models.quotes_instead(run.call, tiers)
+        error.details |= await self._gateway.models.quotes_instead(run.call, tiers)
         body = self._dialect.refused(error, run.call.request_id)
         await send.json(error.status, body, encode_headers(_headers(run) | error.all_headers()))
 

@@ -2,7 +2,8 @@
 
 A connection without a request *rests*: it is new, its next head is still arriving, or it is kept alive. If
 all places are taken, a new one replaces the one that has rested longest, preferably one that never sent a
-valid key; if none rests it is refused. O(1) per request; `overdue` returns those that rest too long.
+valid key; if none rests here it is refused. O(1) per request; `overdue` returns those that rest too long.
+Connections of other workers of the port count, but are not replaced from here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from gateway import errors
+from gateway.workers.tally import ALONE, Counts
 
 T = TypeVar("T", bound=Hashable)
 
@@ -31,8 +33,9 @@ class ConnectionLimits:
 
 
 class ConnectionTable(Generic[T]):
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, limits: ConnectionLimits, shared: Counts = ALONE) -> None:
         self.limits = limits
+        self._shared = shared
         self._open: dict[T, Hashable] = {}
         """By connection: its address; `UNCOUNTED` of a trusted proxy's."""
         self._resting: tuple[dict[T, float], dict[T, float]] = ({}, {})
@@ -47,9 +50,10 @@ class ConnectionTable(Generic[T]):
         if address is not UNCOUNTED:
             self.take(address, through_proxy=False)
         displaced = None
-        if len(self._open) >= self.limits.max_connections:
+        if len(self._open) + self._shared.add(ALL, 1) >= self.limits.max_connections:
             displaced = next((connection for group in self._resting for connection in group), None)
             if displaced is None:
+                self._shared.add(ALL, -1)
                 self.give_back(address)
                 raise errors.too_many_connections(most=self.limits.max_connections)
             self.leave(displaced)
@@ -59,6 +63,7 @@ class ConnectionTable(Generic[T]):
 
     def leave(self, connection: T) -> None:
         if connection in self._open:
+            self._shared.add(ALL, -1)
             self.give_back(self._open.pop(connection))
             self.work(connection)
 
@@ -79,11 +84,15 @@ class ConnectionTable(Generic[T]):
     def take(self, address: Hashable, *, through_proxy: bool) -> None:
         """Counts one for the address until `give_back`. Raises `ApiError` (429)."""
         used = self._of_address.get(address, 0)
-        if used >= self.limits.max_per_address:
+        if used + self._shared.add(address, 1) >= self.limits.max_per_address:
+            self._shared.add(address, -1)
             raise errors.address_has_too_many(self.limits.max_per_address, through_proxy=through_proxy)
         self._of_address[address] = used + 1
 
     def give_back(self, address: Hashable) -> None:
+        if address is UNCOUNTED:
+            return
+        self._shared.add(address, -1)
         left = self._of_address.get(address, 0) - 1
         if left > 0:
             self._of_address[address] = left
@@ -92,3 +101,5 @@ class ConnectionTable(Generic[T]):
 
 
 UNCOUNTED = object()
+ALL = "all"
+"""In the shared counts, beside the addresses."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 from importlib import metadata
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
@@ -112,10 +113,11 @@ class Metrics:
         """`threshold`, `would_deny` or `dropped`."""
         self._limit_events.labels(kind).inc()
 
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """The exposition in the format that an Accept header asks for, and its content type."""
+    def render(self, accept: str, registry: Any = None) -> tuple[bytes, str]:
+        """The exposition in the format that an Accept header asks for, and its content type. `registry`: what
+        collects in place of this process's own."""
         try:
             encode, content_type = choose_encoder(accept[:MAX_ACCEPT_CHARACTERS])
         except ValueError:  # a version that is none
             encode, content_type = choose_encoder("")
-        return encode(self.registry), content_type
+        return encode(registry or self.registry), content_type

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gateway import errors
 from gateway.background import Site
-from gateway.budget.free_calls import FreeCalls
+from gateway.budget.free_calls import QUOTES, TOKEN_CALLS, Asked, FreeCalls
 from gateway.domain.call import Call, ServedModel
 from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
@@ -37,7 +37,9 @@ class ServedModels:
         aliases: Mapping[str, Alias],
         quotes: Quotes,
         prices: Callable[[], PriceBook],
+        asked: Asked | None = None,
     ) -> None:
+        """`asked`: see `FreeCalls`."""
         config = site.config
         self.catalogue = Catalogue(list(pools), aliases)
         self.stored: Mapping[str, Alias] = {}
@@ -45,8 +47,8 @@ class ServedModels:
         self.left_out: Mapping[str, str] = {}
         """Why some of them are not in force here, by name."""
         self._of_settings = aliases
-        self.token_calls = FreeCalls("tokenizer answers", config.token_calls_per_s, site.clock)
-        self._quote_calls = FreeCalls("quotes", config.quotes_per_s, site.clock)
+        self.token_calls = FreeCalls(TOKEN_CALLS, config.token_calls_per_s, site.clock, asked)
+        self._quote_calls = FreeCalls(QUOTES, config.quotes_per_s, site.clock, asked)
         self._pools = pools
         self._quotes = quotes
         self._prices = prices
@@ -144,12 +146,12 @@ class ServedModels:
             raise as_api_error(error, call.request_id) from error
         return replace(call, tier=Tier(binding.quote.tier), binding=binding)
 
-    def take_quote(self, tenant_id: str) -> None:
+    async def take_quote(self, tenant_id: str) -> None:
         """Counts one quote against the tenant's rate. Raises `ApiError` (429)."""
         self._quotes.require_room(tenant_id)
-        self._quote_calls.take(tenant_id)
+        await self._quote_calls.take(tenant_id)
 
-    def quotes_instead(self, call: Call, tiers: Sequence[Tier]) -> dict[str, Any]:
+    async def quotes_instead(self, call: Call, tiers: Sequence[Tier]) -> dict[str, Any]:
         """Quotes of `tiers` for a refusal; redeemable if the key has the scope and room for more."""
         principal = call.principal
         pool = self._pools[call.pool] if call.pool else self._pools.first
@@ -160,7 +162,7 @@ class ServedModels:
             if "quote" not in principal.scopes:
                 quotes = None
             else:
-                self.take_quote(principal.tenant_id)
+                await self.take_quote(principal.tenant_id)
         except ApiError:
             quotes = None
         wanted = Wanted(call.model, pool.name, call.prompts, False, call.choices, call.max_tokens)

@@ -16,6 +16,7 @@ from gateway.http.authentication import principal_of
 from gateway.http.request_body import declared_length, read_json_body
 from gateway.requests.inputs.large_bodies import LargeBody
 from gateway.requests.schemas import decode
+from gateway.workers.siblings import OWN, WORKER
 from tenants.types import Principal
 
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ S = TypeVar("S", bound=msgspec.Struct)
 def gateway_of(request: Request[Any, Any, Any]) -> Gateway:
     gateway: Gateway = request.app.state.gateway
     return gateway
+
+
+def is_for_own(request: Request[Any, Any, Any]) -> bool:
+    """Another worker of the port asks, for what this one alone has."""
+    return request.query_params.get(WORKER) == OWN
 
 
 def admin_of(request: Request[Any, Any, Any]) -> Admin:

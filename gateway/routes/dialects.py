@@ -50,7 +50,7 @@ async def create_message(request: Request) -> ASGIApp:
 )
 async def count_tokens(request: Request) -> Response[bytes]:
     gateway = gateway_of(request)
-    gateway.models.token_calls.take(principal_of(request).tenant_id)
+    await gateway.models.token_calls.take(principal_of(request).tenant_id)
     with reserved_memory(request) as reserved:
         _, call, _ = await read_conversation(request, reserved, messages.read_count, is_charged=False)
         return json_response({"input_tokens": call.input_tokens})

@@ -11,13 +11,14 @@ from litestar import Response, get
 from gateway.budget.holds import Holds
 from gateway.gateway import Gateway
 from gateway.http.asgi import Request, headers_of
-from gateway.routes.context import gateway_of, json_response
+from gateway.routes.context import gateway_of, is_for_own, json_response
+from gateway.routes.views.workers_view import READY, merged_readiness, readiness
+from gateway.workers.metrics_sum import MergedRegistry
 from tenants.errors import DatabaseUnavailable, NotWritten
 from tenants.quota.store import QuotaStoreRecovering, QuotaStoreUnavailable
 
 CHECK_TIMEOUT_S = 2.5
 """A little longer than Redis's own timeout, whose error says more."""
-READY = "ready"
 REBUILDING = "its counters are being rebuilt"
 SUPERSEDED = "superseded: another process runs under this gateway's id; give each its own data directory"
 LOCAL = "local: it cannot be reached, a slice of each limit is given out without it"
@@ -38,15 +39,26 @@ async def healthz() -> Response[bytes]:
     " queues `shared_queue`. A quota store that is away does not fail while slices of the limits are given"
     " out without it, nor a broken queue while this gateway decides alone; the check then begins with"
     " `local`. `missing`: engines that run elsewhere and do not serve here, by name; while others serve, that"
-    " fails nothing.",
+    " fails nothing. `workers`, where several serve one port: how many answer (`up`) of how many (`of`); a"
+    " check then fails where it fails at any of them.",
     opt={"answers": {503: "Something is missing."}, "plain": 503},
 )
 async def readyz(request: Request) -> Response[bytes]:
-    shown = await readiness_of(gateway_of(request))
+    shown = await readiness_of(gateway_of(request), own=is_for_own(request))
     return json_response(shown, 200 if shown["status"] == READY else 503)
 
 
-async def readiness_of(gateway: Gateway) -> dict[str, Any]:
+async def readiness_of(gateway: Gateway, *, own: bool = False) -> dict[str, Any]:
+    """Of all workers of the port; `own`: of this process alone."""
+    workers = gateway.deps.workers
+    if own or workers is None:
+        return await _readiness_here(gateway)
+    here, others = await asyncio.gather(_readiness_here(gateway), workers.siblings.ask("/readyz"))
+    answers = {number: answer.json for number, answer in others.items()} | {workers.seat.number: here}
+    return merged_readiness(answers, workers.seat.count)
+
+
+async def _readiness_here(gateway: Gateway) -> dict[str, Any]:
     database, quota_store = await asyncio.gather(
         _check(gateway.deps.database.ping()), _check_quota_store(gateway.holds)
     )
@@ -55,22 +67,23 @@ async def readiness_of(gateway: Gateway) -> dict[str, Any]:
     if (sharing := gateway.deps.sharing) is not None and sharing.queues:
         broken = BROKEN_LOCAL if sharing.may_go_alone else BROKEN
         checks["shared_queue"] = broken if sharing.is_broken else "ok"
-    ready = all(answer in ("ok", LOCAL, BROKEN_LOCAL) for answer in checks.values())
-    shown: dict[str, Any] = {"status": READY if ready else "not ready", "checks": checks}
-    if gateway.deps.members is not None and (missing := gateway.deps.members.missing()):
-        shown["missing"] = missing
-    return shown
+    return readiness(checks, [] if gateway.deps.members is None else gateway.deps.members.missing())
 
 
 @get(
     "/metrics",
     opt={"media_types": ("text/plain",)},
     summary="Prometheus metrics",
-    description="In Prometheus's text format, or in OpenMetrics where the Accept header asks for it.",
+    description="In Prometheus's text format, or in OpenMetrics where the Accept header asks for it. Where"
+    " several workers serve one port, of all of them; counters go on with what ended workers counted.",
 )
 async def metrics(request: Request) -> Response[bytes]:
     gateway = gateway_of(request)
-    text, content_type = gateway.metrics.render(headers_of(request.scope).get("accept", ""))
+    registry, workers = gateway.metrics.registry, gateway.deps.workers
+    if workers is not None and is_for_own(request):
+        return Response(workers.metrics.own(registry), media_type="application/x-msgpack")
+    whole = None if workers is None else MergedRegistry(await workers.metrics.all(registry))
+    text, content_type = gateway.metrics.render(headers_of(request.scope).get("accept", ""), whole)
     return Response(text, headers={"content-type": content_type})
 
 

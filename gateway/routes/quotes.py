@@ -70,7 +70,7 @@ async def _quoted(request: Request, body: bytes) -> Response[bytes]:
     principal = principal_of(request)
     if not gateway.pools.first.estimates.is_enabled:
         raise errors.estimates_off(consequence="it has nothing to quote")
-    gateway.models.take_quote(principal.tenant_id)
+    await gateway.models.take_quote(principal.tenant_id)
     asked = await off_the_loop(gateway, principal, body, lambda: decode(body, QuoteRequest))
     note_asked(request, asked.model, asked.service_tier or "")
     if not may_use(request, asked.model):

@@ -135,7 +135,7 @@ async def detokenize(request: Request) -> Response[bytes]:
 async def _asked(request: Request, into: type[S]) -> tuple[bytes, S, ServedModel]:
     """The body, raw and decoded, and the model; of a chain the first one."""
     gateway, principal = gateway_of(request), principal_of(request)
-    gateway.models.token_calls.take(principal.tenant_id)
+    await gateway.models.token_calls.take(principal.tenant_id)
     body = await body_of(request)
     asked: Any = await off_the_loop(gateway, principal, body, lambda: decode(body, into))
     note_asked(request, asked.model, "")

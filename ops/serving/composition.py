@@ -50,8 +50,10 @@ from gateway.tracing.decision import TraceRule
 from gateway.tracing.tracer import Tracer
 from gateway.upstream.openai.upstream import OpenAIUpstream
 from gateway.upstream.replica_set import ReplicaSet
+from gateway.workers.workers import Workers
 from ops.serving import audit_key, datadir
 from ops.serving.members import open_members, run_elsewhere
+from ops.serving.post import Post
 from ops.serving.supervised import Supervisors, open_supervised
 from ops.serving.supervisor import engine_address
 from ops.serving.upstream_pools import pools_of
@@ -73,7 +75,7 @@ from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import QuotaStore, QuotaStoreRecovering
 from tenants.resources.all import RESOURCES
 from tenants.resources.resource import Resource
-from tenants.storage.database import open_database
+from tenants.storage.database import Database, open_database
 from tenants.types import Tier
 
 if TYPE_CHECKING:
@@ -236,6 +238,19 @@ async def open_quota_store(
     return store
 
 
+def open_admin(settings: Settings, pepper: bytes, database: Database) -> Admin:
+    transactions = Transactions(
+        database,
+        pepper,
+        tier_multipliers=settings.tier_multipliers,
+        alert_misses=settings.gateway.alert_misses,
+        webhook_private=settings.gateway.webhook_private,
+        models=settings.pool_names,
+        console_url=settings.gateway.console_url,
+    )
+    return Admin(transactions)
+
+
 async def seed_prices(settings: Settings, admin: Admin) -> None:
     """Adds prices of models that the price book lacks; the others change by `fairgate price set` only."""
     await admin.prices.seed(Actor("system", "settings"), settings.model_prices)
@@ -280,27 +295,25 @@ async def open_upstreams(servers: Sequence[OpenAIUpstream], closing: contextlib.
 
 @contextlib.asynccontextmanager
 async def build(
-    settings: Settings, pepper: bytes, resources: tuple[Resource[Any], ...] = RESOURCES
+    settings: Settings,
+    pepper: bytes,
+    resources: tuple[Resource[Any], ...] = RESOURCES,
+    post: Post | None = None,
 ) -> AsyncIterator[Running]:
-    """Builds everything and closes it again; the database must have its schema. Raises `TenancyError`,
-    `QuotaStoreUnavailable`, `TokenizerMissing`, `OSError`."""
+    """Builds everything and closes it again; the database must have its schema. `post`: of a worker; None: it
+    is the whole server. Raises `TenancyError`, `QuotaStoreUnavailable`, `TokenizerMissing`, `OSError`."""
+    whole = settings if post is None else post.server
     Catalogue(settings.pool_names, settings.aliases)  # an alias of no model stops the start
     async with contextlib.AsyncExitStack() as closing:
         database = open_database(settings.resolved_database_url)
         closing.push_async_callback(database.close)
-        admin = Admin(
-            Transactions(
-                database,
-                pepper,
-                tier_multipliers=settings.tier_multipliers,
-                alert_misses=settings.gateway.alert_misses,
-                webhook_private=settings.gateway.webhook_private,
-                models=settings.pool_names,
-                console_url=settings.gateway.console_url,
-            )
-        )
-        await seed_prices(settings, admin)
-        directory = Directory(database, pepper)
+        admin = open_admin(settings, pepper, database)
+        if post is None:
+            await seed_prices(settings, admin)
+        workers = None if post is None else Workers(post.seat)
+        if workers is not None:
+            closing.callback(workers.close)
+        directory = Directory(database, pepper, processes=1 if post is None else post.seat.count)
         await directory.start()
         closing.push_async_callback(directory.close)
         gateway_id = datadir.gateway_id(settings.data_dir)
@@ -351,11 +364,11 @@ async def build(
         )
         plugged = tuple(server for server in servers if server.link.has_plugin)
         await open_upstreams(servers, closing)
-        control_token = secrets.token_urlsafe(32)
+        control_token = secrets.token_urlsafe(32) if post is None else post.seat.control_token
         tracer = open_tracer(settings, gateway_id)
         if tracer is not None:
             closing.push_async_callback(asyncio.to_thread, tracer.close)
-        what_if = WhatIfRunner(settings)
+        what_if = WhatIfRunner(whole)
         closing.push_async_callback(what_if.close)
         deps = GatewayDeps(
             config=config,
@@ -374,18 +387,19 @@ async def build(
             aliases=settings.aliases,
             control_token=control_token,
             quote_secret=quote_secret(pepper),
-            audit_key=await audit_key.own(settings.data_dir, AuditLog(database)),
-            read_audit_key=partial(audit_key.read_again, settings.data_dir),
+            audit_key=await audit_key.own(whole.data_dir, AuditLog(database)),
+            read_audit_key=partial(audit_key.read_again, whole.data_dir),
             rebuild_counters=not settings.redis_url,
             address=f"{settings.host}:{settings.port}",
             members=members,
             sharing=sharing,
             peer_requests=peer_requests_of(settings),
-            shown_settings=shown_settings(settings, with_template(settings)),
+            shown_settings=shown_settings(whole, with_template(whole)),
             threads=threads,
             what_if=what_if,
             resources=resources,
             tracer=tracer,
+            workers=workers,
         )
         app = create_app(deps)
         yield Running(settings, admin, directory, supervisor, app, app.state.gateway, control_token)

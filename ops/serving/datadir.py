@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -26,6 +27,8 @@ class DataDirRefused(Exception):
 PEPPER_FILE = "pepper"
 OWNER_KEY_FILE = "owner-key"
 SET_UP_LINK_FILE = "set-up-link"
+WORKERS = "workers"
+"""Holds a data directory of each worker."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,23 @@ def is_serving(data_dir: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def worker_dir(data_dir: Path, number: int) -> Path:
+    return data_dir / WORKERS / str(number)
+
+
+def wait_for_workers(data_dir: Path, timeout_s: float) -> None:
+    """Until those of an earlier server that was killed have ended. Raises `DataDirRefused`."""
+    until_s = time.monotonic() + timeout_s
+    for directory in sorted((data_dir / WORKERS).glob("*")):
+        while is_serving(directory):
+            if time.monotonic() > until_s:
+                raise DataDirRefused(
+                    f"a worker of an earlier server still runs on {directory}: it ends once its requests are"
+                    " done (gateway.drain); try again later, or stop it"
+                )
+            time.sleep(0.05)
 
 
 def write_server_file(data_dir: Path, server: ServerFile) -> None:

@@ -76,6 +76,7 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
         ("audit", _audit),
         ("redis", _redis),
         ("model", _model),
+        ("workers", _workers),
         ("engine", _engine),
         ("sizes", _sizes),
         ("speed", _speed),
@@ -338,6 +339,35 @@ async def _model(settings: Settings) -> Finding:
     return Finding("model", True, f"{settings.served_model_name} in {settings.model} ({what})")
 
 
+async def _workers(settings: Settings) -> Finding:
+    """As the running server says: it may have been started with another number of them."""
+    name, server = "workers", datadir.running_server(settings.data_dir)
+    if server is None:
+        return Finding(
+            name, True, f"{settings.workers} by the settings; no server runs on this data directory"
+        )
+    async with httpx.AsyncClient(timeout=5.0) as client:
+        said = (await client.get(f"{server.url}/readyz")).json().get("workers")
+    if said is None:
+        return Finding(name, True, "one process serves")
+    status = await _status(server)
+    alive = {worker["gateway_id"] for worker in status["workers"]}
+    at = [place.parent.name for place in (settings.data_dir / "workers").glob("*/serve.lock")]
+    own = {datadir.gateway_id(settings.data_dir / "workers" / each) for each in at}
+    shown = f"{said['up']} of {said['of']} workers serve"
+    if len(alive) < said["of"] or said["up"] < said["of"]:
+        return Finding(
+            name, False, shown, "look at the server's log: it says why one ended or does not answer"
+        )
+    if not alive <= own:
+        foreign = ", ".join(sorted(alive - own))
+        return Finding(
+            name, False, f"{shown}; {foreign} has no directory in {settings.data_dir / 'workers'}",
+            "another server answers at this port: stop it, or give one of them another port",
+        )  # fmt: skip
+    return Finding(name, True, shown)
+
+
 async def _engine(settings: Settings) -> Finding:
     if not settings.engine.serve:
         return Finding("engine", True, "none of our own (engine.serve=no): other servers do the work")
@@ -372,11 +402,16 @@ async def _engine(settings: Settings) -> Finding:
 
 async def _replicas(server: datadir.ServerFile, kind: str) -> list[dict[str, Any]]:
     """What a running gateway says of its replicas of this kind."""
+    pools = (await _status(server))["models"]["pools"].values()
+    return [replica for pool in pools for replica in pool["replicas"] if replica["kind"] == kind]
+
+
+async def _status(server: datadir.ServerFile) -> dict[str, Any]:
     headers = {"authorization": f"Bearer {server.control_token}"}
     async with httpx.AsyncClient(timeout=5.0, headers=headers) as client:
         response = await client.get(f"{server.url_of_admin}/admin/v1/status")
-    pools = response.raise_for_status().json()["models"]["pools"].values()
-    return [replica for pool in pools for replica in pool["replicas"] if replica["kind"] == kind]
+    status: dict[str, Any] = response.raise_for_status().json()
+    return status
 
 
 async def _other_servers(settings: Settings) -> Finding:

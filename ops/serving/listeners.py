@@ -6,6 +6,7 @@ import contextlib
 import errno
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ops.serving.open_files import ADMIN_CONNECTIONS
 from ops.settings.settings import Settings
@@ -18,23 +19,65 @@ class StartFailed(Exception):
     """The server cannot start; the message says why and what to do."""
 
 
+@dataclass(frozen=True)
+class Door:
+    """What one gateway process listens on."""
+
+    listener: socket.socket
+    admin_listener: socket.socket | None
+    """None: the settings have none."""
+
+    @property
+    def sockets(self) -> list[socket.socket]:
+        return [self.listener] if self.admin_listener is None else [self.listener, self.admin_listener]
+
+    @property
+    def url(self) -> str:
+        return url_of(self.listener)
+
+    @property
+    def admin_url(self) -> str | None:
+        return None if self.admin_listener is None else url_of(self.admin_listener)
+
+
 @contextlib.contextmanager
-def admin_listening(settings: Settings) -> Iterator[socket.socket | None]:
-    """The bound socket of the admin listener; None: the settings have none."""
-    where = settings.admin.host_and_port
-    if where is None:
-        yield None
-        return
-    with listening(*where, ADMIN_CONNECTIONS, flags=("--admin-listen", "--admin-listen")) as listener:
-        yield listener
+def doors(settings: Settings, backlog: int) -> Iterator[list[Door]]:
+    """One for each worker, all on the same port: what waits at one stays there while its worker is replaced.
+    Raises `StartFailed`."""
+    count, where = settings.workers, settings.admin.host_and_port
+    with contextlib.ExitStack() as closing:
+        public = _listeners(closing, count, settings.host, settings.port, backlog, ("--host", "--port"))
+        admin: list[socket.socket | None] = [None] * count
+        if where is not None:
+            admin[:] = _listeners(
+                closing, count, *where, ADMIN_CONNECTIONS, ("--admin-listen", "--admin-listen")
+            )
+        yield [Door(*pair) for pair in zip(public, admin, strict=True)]
+
+
+def _listeners(
+    closing: contextlib.ExitStack, count: int, host: str, port: int, backlog: int, flags: tuple[str, str]
+) -> list[socket.socket]:
+    is_shared = count > 1
+    if is_shared:
+        # First alone: another server that shares its port would not be noticed.
+        with listening(host, port, backlog, flags=flags) as alone:
+            port = alone.getsockname()[1]
+    listeners = (listening(host, port, backlog, flags=flags, is_shared=is_shared) for _ in range(count))
+    return [closing.enter_context(listener) for listener in listeners]
 
 
 @contextlib.contextmanager
 def listening(
-    host: str, port: int, backlog: int, *, flags: tuple[str, str] = ("--host", "--port")
+    host: str,
+    port: int,
+    backlog: int,
+    *,
+    flags: tuple[str, str] = ("--host", "--port"),
+    is_shared: bool = False,
 ) -> Iterator[socket.socket]:
     """The bound socket: taken before the model is loaded, so that a port in use costs no time. `flags`: names
-    of the host's and the port's setting, for messages."""
+    of the host's and the port's setting, for messages. `is_shared`: with other sockets of this server."""
     where = f"{host}:{port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -45,6 +88,8 @@ def listening(
         raise StartFailed(f"host {host} is not an address of this machine: {error.strerror}") from None
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         # Connections inherit these: a batch request may wait in silence for a day, which routers on the way
         # would take for its end, and a client that is gone without a word is noticed.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -22,10 +22,11 @@ LogFormat = Literal["text", "json"]
 
 
 class TextLines(logging.Formatter):
-    """Time, level, logger, message, and the request's ids behind it."""
+    """Time, level, worker, logger, message, and the request's ids behind it."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    def __init__(self, worker: int | None = None) -> None:
+        said = "" if worker is None else f"worker={worker} "
+        super().__init__(f"%(asctime)s %(levelname)s {said}%(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         line, context = super().formatMessage(record)[:MAX_CHARACTERS], CURRENT.get()
@@ -33,15 +34,21 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: `time` (RFC 3339), `level`, `logger`, `message`, the request's ids, `exception`."""
+    """One object a line: `time` (RFC 3339), `level`, `logger`, `message`, the worker's number, the request's
+    ids, `exception`."""
+
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._worker = {} if worker is None else {"worker": worker}
 
     def format(self, record: logging.LogRecord) -> str:
         milliseconds = int(record.msecs)
-        shown = {
+        shown: dict[str, object] = {
             "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{milliseconds:03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage()[:MAX_CHARACTERS],
+            **self._worker,
         }
         if (context := CURRENT.get()) is not None:
             shown |= context.fields()
@@ -50,9 +57,10 @@ class JsonLines(logging.Formatter):
         return json.dumps(shown)
 
 
-def open_log(level: str, log_format: LogFormat) -> None:
+def open_log(level: str, log_format: LogFormat, worker: int | None = None) -> None:
+    """`worker`: its number among several."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
+    handler.setFormatter(JsonLines(worker) if log_format == "json" else TextLines(worker))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger(OURS).setLevel(level.upper())
 

@@ -70,7 +70,7 @@ async def open_members(
         def why(ready: Ready) -> str:
             others = (each.ready for each in replicas if each.is_up and each.name != said.name)
             block_tokens = next((other.block_tokens for other in others if other is not None), None)
-            engine_id = None if said.source == SHORT_FORM else said.name
+            engine_id = None if said.source == SHORT_FORM else said.name.partition("@")[0]
             return objection(ready, engine_id, tokenizer, block_tokens)
 
         keys = gateway_keys(said.address, keys_dir, said.name, said.keys)

@@ -254,6 +254,13 @@ class EngineSupervisor:
         return process
 
 
+def child_environment() -> dict[str, str]:
+    """Of a process of ours that `python -P` runs, wherever the packages are."""
+    root, path = str(Path(engine.process.server.__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")
+    is_installed = root in site.getsitepackages()
+    return os.environ | ({} if is_installed else {"PYTHONPATH": os.pathsep.join(filter(None, [root, path]))})
+
+
 class _WatchedProcess:
     """A process that is watched by its descriptor, so that it need not be a child of ours."""
 
@@ -287,10 +294,7 @@ class _WatchedProcess:
     @staticmethod
     def spawn(command: list[str], log_path: Path) -> _WatchedProcess:
         # The engine needs none of the gateway's secrets (pepper, database URL).
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("FAIRGATE_")}
-        root = str(Path(engine.process.server.__file__).resolve().parents[2])
-        if root not in site.getsitepackages():
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
+        environment = {k: v for k, v in child_environment().items() if not k.startswith("FAIRGATE_")}
         with open(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
             child = subprocess.Popen(
                 command,

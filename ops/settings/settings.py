@@ -59,6 +59,7 @@ OLDER_POLICY = re.compile(r"^\s*policy\s*=", re.MULTILINE)
 POLICY_TABLE = re.compile(r"^\s*(\[\s*policy\s*\]|policy\s*\.)", re.MULTILINE)
 
 
+MOST_WORKERS = 64
 HUB_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 
 
@@ -81,6 +82,11 @@ class Settings:
         "Address that the gateway listens on.",
     ] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535), "Port of the gateway; 0 takes a free one."] = 8000
+    workers: Annotated[
+        int,
+        Meta(ge=1, le=MOST_WORKERS),
+        "Gateway processes that share the port; more than 1 need PostgreSQL and Redis.",
+    ] = 1
     data_dir: Annotated[Path, "Directory of the database, the secrets and the engine's files."] = Path(
         "fairgate-data"
     )
@@ -213,6 +219,16 @@ class Settings:
         except ValueError as error:
             raise BadSetting(f"setting policy.template: {error}") from None
         return replace(self, policy=chosen.policy, engine=chosen.engine)
+
+    def require_shared_stores(self) -> None:
+        """Raises `BadSetting` where several workers would each count for themselves."""
+        lacking = [] if self.database_url.startswith("postgres") else ["PostgreSQL: set database_url"]
+        lacking += [] if self.redis_url else ["Redis: set redis_url"]
+        if self.workers > 1 and lacking:
+            raise BadSetting(
+                f"setting workers: {self.workers} workers share limits and ledger, and need"
+                f" {' and '.join(lacking)}, or leave workers at 1"
+            )
 
     @property
     def tier_multipliers(self) -> dict[Tier, int]:

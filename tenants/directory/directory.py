@@ -84,11 +84,14 @@ class Directory:
         *,
         poll_interval_s: float = POLL_INTERVAL_S,
         max_stale_s: float = MAX_STALE_S,
+        processes: int = 1,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`processes`: that share the rate of refreshes for unknown keys."""
         self._database = database
         self._pepper = check_pepper(pepper)
         self._poll_interval_s = poll_interval_s
+        self._look_again_every_s = LOOK_AGAIN_EVERY_S * processes
         self._max_stale_s = max_stale_s
         self._monotonic = monotonic
         self._revision = -1
@@ -206,7 +209,7 @@ class Directory:
         """Refreshes for an unknown key, which may be new; returns whether anything changed."""
         before = self._revision
         async with self._looking_again:
-            if self._monotonic() - self._refreshed_s >= LOOK_AGAIN_EVERY_S:
+            if self._monotonic() - self._refreshed_s >= self._look_again_every_s:
                 with suppress(DatabaseUnavailable, PepperMismatch, TimeoutError):
                     async with asyncio.timeout(LOOK_AGAIN_MOST_S):
                         await self.refresh()

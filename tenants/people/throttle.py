@@ -19,6 +19,8 @@ FORGET_S = 3_600.0
 MAX_ENTRIES = 10_000
 """Of names, and of addresses. Beyond, those with the fewest attempts go."""
 MAX_KEY_CHARS = 128
+BEGIN, SUCCEEDED, NOT_JUDGED = "begin", "succeeded", "not_judged"
+"""What is said to one that several processes share."""
 
 
 @dataclass(slots=True)

@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from tenants.errors import LogInRefused, TooManyLogIns
-from tenants.people.hashing_gate import HashingGate
+from tenants.people.hashing_gate import AT_ONCE, HashingGate
 from tenants.people.passwords import MAX_CHARS, NO_PASSWORD, check_password, hash_password, verify_password
 from tenants.people.person import Person, folded
 from tenants.people.sessions import OpenedSession
 from tenants.people.store import People
-from tenants.people.throttle import LogInThrottle
+from tenants.people.throttle import BEGIN, NOT_JUDGED, SUCCEEDED, LogInThrottle
 
 MAX_TOLD_CHARS = 120
 
@@ -32,6 +33,15 @@ class LogIn:
     """`password`: wrong; `slowed`: too many attempts; empty: it succeeded."""
 
 
+class KeptThrottle(Protocol):
+    """Keeps the throttle of several processes; each has its own for when it does not answer."""
+
+    async def ask(self, name: str, *words: str) -> float | None:
+        """Seconds to wait; None: no answer."""
+
+    def tell(self, name: str, *words: str) -> None: ...
+
+
 class WayIn:
     """Log-ins of one gateway. `close` it when done."""
 
@@ -40,9 +50,13 @@ class WayIn:
         people: People,
         clock: Callable[[], float] = time.monotonic,
         tell: Callable[[LogIn], None] = lambda _: None,
+        kept: KeptThrottle | None = None,
+        hashes: int = AT_ONCE,
     ) -> None:
-        """`tell` is called for every successful log-in, and every refused password."""
-        self.gate = HashingGate()
+        """`tell` is called for every successful log-in, and every refused password. `kept`: the throttle of
+        several processes; `hashes` run at once."""
+        self.gate = HashingGate(hashes)
+        self._kept = kept
         self.throttle = LogInThrottle()
         self._people = people
         self._tell = tell
@@ -81,7 +95,12 @@ class WayIn:
             raise
 
     async def _check(self, slowed: str, name: str, password: str, address: str) -> Person:
-        if (wait_s := self.throttle.begin(slowed, address, self._clock())) > 0:
+        kept, wait_s = self._kept, None
+        if kept is not None:
+            wait_s = await kept.ask(BEGIN, slowed, address)
+        if wait_s is None:
+            kept, wait_s = None, self.throttle.begin(slowed, address, self._clock())
+        if wait_s > 0:
             raise TooManyLogIns(wait_s)
         try:
             credentials = await self._people.find_for_login(name)
@@ -91,9 +110,15 @@ class WayIn:
             checked = stored or NO_PASSWORD
             is_right = await self.gate.run(lambda: verify_password(checked, password[:MAX_CHARS]))
         except BaseException:  # also where the caller left
-            self.throttle.not_judged(slowed, address)
+            if kept is None:
+                self.throttle.not_judged(slowed, address)
+            else:
+                kept.tell(NOT_JUDGED, slowed, address)
             raise
         if credentials is None or not stored or not is_right or credentials.person.status != "active":
             raise LogInRefused
-        self.throttle.succeeded(slowed, address)
+        if kept is None:
+            self.throttle.succeeded(slowed, address)
+        else:
+            kept.tell(SUCCEEDED, slowed, address)
         return credentials.person

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from ops.serving.listeners import PROBE_EVERY_S, StartFailed, admin_listening, listening, url_of
+from ops.serving.listeners import PROBE_EVERY_S, StartFailed, doors, listening
 from ops.settings.settings import load
 
 
@@ -27,11 +27,21 @@ def test_an_address_in_use_names_the_setting_of_its_listener() -> None:
         settings = load({"admin.listen": f"127.0.0.1:{port}"})
         with (
             pytest.raises(StartFailed, match=rf"127.0.0.1:{port} is in use.*--admin-listen"),
-            admin_listening(settings),
+            doors(settings, 16),
         ):
             raise AssertionError
-    with admin_listening(load()) as nothing:
-        assert nothing is None
-    with admin_listening(load({"admin.listen": "127.0.0.1:0"})) as listener:
-        assert listener is not None
-        assert url_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with doors(load({"port": 0}), 16) as [door]:
+        assert door.admin_url is None
+    with doors(load({"port": 0, "admin.listen": "127.0.0.1:0"}), 16) as [door]:
+        assert door.admin_listener is not None
+        assert door.admin_url == f"http://127.0.0.1:{door.admin_listener.getsockname()[1]}"
+
+
+def test_workers_share_their_ports_with_each_other_and_with_no_other_server() -> None:
+    with doors(load({"port": 0, "workers": 3, "admin.listen": "127.0.0.1:0"}), 16) as three:
+        assert len({door.url for door in three}) == len({door.admin_url for door in three}) == 1
+        port = three[0].listener.getsockname()[1]
+        for workers in (1, 3):
+            settings = load({"port": port, "workers": workers})
+            with pytest.raises(StartFailed, match=rf"127.0.0.1:{port} is in use"), doors(settings, 16):
+                raise AssertionError

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.support import rule_server
+from tests.support import rule_server, services
 from tests.support.chromium import chromium as chromium
 from tests.support.chromium import visitor as visitor
 from tests.support.server_process import PRICE, ROOT, Server, save_chat_model, server_process, until
@@ -40,6 +41,20 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     arguments = ("--engine-max-sequences", "8")
     with server_process(tmp_path_factory.mktemp("shipped"), MODEL_DIR, *arguments) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def two_workers(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[Server]:
+    """One with two workers, on a PostgreSQL and a Redis of its own. Shared; whoever kills a worker waits for
+    the next."""
+    with ExitStack() as closing:
+        postgres, redis = services.start_postgres(), services.start_redis()
+        closing.callback(postgres.stop)
+        closing.callback(redis.stop)
+        arguments = ["--workers", "2", "--database-url", postgres.url, "--redis-url", redis.url]
+        arguments += ["--engine-max-sequences", "16", "--gateway-max-connections-per-address", "100"]
+        data_dir = tmp_path_factory.mktemp("workers")
+        yield closing.enter_context(server_process(data_dir, chat_model, *arguments))
 
 
 @pytest.fixture(scope="session")

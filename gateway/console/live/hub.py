@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar, cast
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client import Counter as CounterMetric
 
+from gateway.workers.tally import ALONE, Counts
 from tenants.people.person import Person
 from tenants.people.roles import Role
 from tenants.storage.task_stop import stop
@@ -96,12 +97,18 @@ class Topic(Generic[T]):
 
 class LiveHub:
     def __init__(
-        self, registry: CollectorRegistry, *, tick_s: float = TICK_S, most: int = MAX_WATCHERS
+        self,
+        registry: CollectorRegistry,
+        *,
+        tick_s: float = TICK_S,
+        most: int = MAX_WATCHERS,
+        shared: Counts = ALONE,
     ) -> None:
         self.tick_s = tick_s
         self.is_closed = False
         self._most = most
         self._of_person: Counter[str] = Counter()
+        self._shared = shared
         self._topics: dict[Hashable, Topic[Any]] = {}
         self._readers: dict[Hashable, RegionReader] = {}
         self._made = CounterMetric(
@@ -119,7 +126,8 @@ class LiveHub:
 
     def refusal(self, person: Person) -> str:
         """Why this person may not watch another page; empty: they may."""
-        if self._of_person[person.person_id] >= MOST_OF_PERSON:
+        person_id = person.person_id
+        if self._of_person[person_id] + self._shared.add(person_id, 0) >= MOST_OF_PERSON:
             return f"You have {MOST_OF_PERSON} live pages open, which is the most: close one."
         kept = 0 if person.role is Role.OWNER else OWNERS_PART
         return "Too many live pages are open." if self.is_closed or self.watchers >= self._most - kept else ""
@@ -141,6 +149,7 @@ class LiveHub:
         async with self._topic(key, make) as topic:
             topic.watchers += 1
             self._of_person[person.person_id] += 1
+            self._shared.add(person.person_id, 1)
             self._watching.set(self.watchers)
             if topic.task is None:
                 topic.task = asyncio.create_task(self._tick(topic), name="console snapshots")
@@ -149,6 +158,7 @@ class LiveHub:
             finally:
                 topic.watchers -= 1
                 self._of_person -= Counter([person.person_id])  # none of a person is no entry
+                self._shared.add(person.person_id, -1)
                 self._watching.set(self.watchers)
                 if not topic.watchers and topic.task is not None:
                     topic.task.cancel()

@@ -8,33 +8,44 @@ from __future__ import annotations
 from collections import Counter
 
 from gateway import errors
+from gateway.workers.tally import ALONE, Counts
 
 SHARE_OF_ONE = 2
 """One tenant's part of the whole."""
+ALL = ""
+"""In the shared counts, beside the tenants."""
 
 
 class LargeBodies:
     """Use from one event loop."""
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, most_bytes: int, shared: Counts = ALONE) -> None:
         self._most_bytes = most_bytes
+        self._shared = shared
         self._of_tenant: Counter[str] = Counter()
         self.total_bytes = 0
 
     def take(self, tenant_id: str, num_bytes: int) -> None:
         """Raises `ApiError`: 429 if the tenant has too much already, 503 if all together have."""
-        if self._of_tenant[tenant_id] + num_bytes > self._most_bytes // SHARE_OF_ONE:
-            raise errors.large_bodies_full(self._most_bytes // SHARE_OF_ONE, of_tenant=True)
-        if self.total_bytes + num_bytes > self._most_bytes:
-            raise errors.large_bodies_full(self._most_bytes, of_tenant=False)
-        self._of_tenant[tenant_id] += num_bytes
-        self.total_bytes += num_bytes
+        of_tenant, in_all = self._count(tenant_id, num_bytes)
+        is_of_tenant = of_tenant > self._most_bytes // SHARE_OF_ONE
+        if is_of_tenant or in_all > self._most_bytes:
+            self._count(tenant_id, -num_bytes)
+            most_bytes = self._most_bytes // SHARE_OF_ONE if is_of_tenant else self._most_bytes
+            raise errors.large_bodies_full(most_bytes, of_tenant=is_of_tenant)
 
     def give_back(self, tenant_id: str, num_bytes: int) -> None:
-        self.total_bytes -= num_bytes
-        self._of_tenant[tenant_id] -= num_bytes
-        if self._of_tenant[tenant_id] <= 0:
+        self._count(tenant_id, -num_bytes)
+
+    def _count(self, tenant_id: str, num_bytes: int) -> tuple[int, int]:
+        """The bytes of the tenant, and all, with those of other workers."""
+        self.total_bytes += num_bytes
+        self._of_tenant[tenant_id] += num_bytes
+        used = self._of_tenant[tenant_id]
+        if used <= 0:
             del self._of_tenant[tenant_id]
+        others = self._shared.add(tenant_id, num_bytes)
+        return used + others, self.total_bytes + self._shared.add(ALL, num_bytes)
 
 
 class LargeBody:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from engine.messages import TIER_RANKS
-from gateway.explain.shares import TenantTier, shares_of
+from gateway.explain.shares import RecentService, TenantTier, recent_of, shares_of
 from gateway.flow.controller import FlowController, TenantFlow
 from gateway.pools.control_loop import ControlLoop
+from gateway.routes.views.workers_view import merged_status
 from gateway.upstream.base import Upstream
 from tenants.nouns.alias import alias_as_json
 from tenants.nouns.limit import limit_as_json
@@ -24,22 +28,41 @@ SHOWN_MOVES = 20
 _COUNTS = ("dispatched", "finished", "service_cost", "running_output_tokens", "input_tokens", "output_tokens")
 
 
-async def status_of(gateway: Gateway, *, active_only: bool = False) -> dict[str, Any]:
-    """Counters: cost tokens per weight. `active_only`: only active or recently served tenants, no limits."""
+async def status_of(gateway: Gateway, *, active_only: bool = False, own: bool = False) -> dict[str, Any]:
+    """Counters: cost tokens per weight. `active_only`: only active or recently served tenants, no limits.
+    Of all workers of the port; `own`: this process's part, without limits."""
+    workers = gateway.deps.workers
+    if workers is None or own:
+        return await _status_here(gateway, active_only=active_only, limits=not own, is_part=own)
+    here, others = await asyncio.gather(
+        _status_here(gateway, active_only=active_only, limits=True, is_part=True),
+        workers.siblings.ask("/admin/v1/status", active=str(active_only).lower()),
+    )
+    parts = {number: answer.json for number, answer in others.items() if answer.status == HTTPStatus.OK}
+    return merged_status(parts | {workers.seat.number: here}) | {"platform_limits": here["platform_limits"]}
+
+
+async def _status_here(gateway: Gateway, *, active_only: bool, limits: bool, is_part: bool) -> dict[str, Any]:
     deps = gateway.deps
     queues = [pool.flow for pool in gateway.pools.values()]
-    states = {} if active_only else await _limit_states(gateway)
-    flows, shares = _summed(queues), shares_of([pool.meters.shares for pool in gateway.pools.values()])
+    states = {} if active_only or not limits else await _limit_states(gateway)
+    meters = [pool.meters.shares for pool in gateway.pools.values()]
+    flows, shares, recent = _summed(queues), shares_of(meters), recent_of(meters)
     tenants: list[dict[str, Any]] = []
     for tenant in deps.directory.tenants():
         flow = flows.get(tenant.tenant_id) or TenantFlow(tenant.tenant_id, tenant.weight)
         tiers = _tiers(gateway, flow, shares)
+        if is_part:
+            for tier, row in tiers.items():
+                service = recent.get((tenant.tenant_id, TIER_RANKS[tier]), RecentService())
+                row |= {"had": service.had, "due": service.due}
         if tiers or not active_only:
             counter = gateway.pools.first.flow.counters.value(tenant.tenant_id)
-            limits = states.get(tenant.tenant_id, [])
-            tenants.append(_tenant(flow, tenant.name, counter, limits) | {"tiers": tiers})
+            of_tenant = states.get(tenant.tenant_id, [])
+            tenants.append(_tenant(flow, tenant.name, counter, of_tenant) | {"tiers": tiers})
     recovery = gateway.presence.report
-    return {
+    part = {"worker": {"pid": os.getpid(), "gateway_id": deps.gateway_id}} if is_part else {}
+    return part | {
         "gateway_id": deps.gateway_id,
         "model": deps.model_name,
         "policy": gateway.policy.now.name,

@@ -15,12 +15,22 @@ from ops.serving.datadir import forget_set_up_link, write_owner_key, write_set_u
 from ops.settings.settings import POLICY_OPTION_FLAG, SETTINGS, SettingInfo
 
 if TYPE_CHECKING:
-    from ops.serving.serve import Started
+    from ops.serving.first_start import Started
 
 ALREADY_COMMON = {"data_dir", "database_url"}
 HELP_ALL = "fairgate.help_all"
 SHORT_HELP = {
-    *("--host", "--port", "--model", "--model-name", "--redis-url", "--prices", "--upstreams", "--log-level"),
+    *(
+        "--host",
+        "--port",
+        "--workers",
+        "--model",
+        "--model-name",
+        "--redis-url",
+        "--prices",
+        "--upstreams",
+        "--log-level",
+    ),
     *("--policy", "--engine-device", "--engine-threads", "--engine-max-sequences", "--admin-listen"),
 }
 """What a newcomer needs."""
@@ -76,6 +86,7 @@ def _serve(policy_option: tuple[str, ...], **flags: Any) -> None:
       fairgate serve
       fairgate serve --port 9000 --data-dir /var/lib/fairgate --model /models/qwen3-0.6b
       fairgate serve --database-url postgresql://fairgate@db/fairgate --redis-url redis://cache/0
+      fairgate serve --workers 4 --database-url postgresql://fairgate@db/fairgate --redis-url redis://cache/0
       FAIRGATE_ENGINE_THREADS=8 fairgate serve --config fairgate.toml
     Every flag is also an environment variable (--engine-threads is FAIRGATE_ENGINE_THREADS) and a key of the
     TOML file ([engine] threads). Flags win over the environment, the environment over the file.
@@ -84,7 +95,8 @@ def _serve(policy_option: tuple[str, ...], **flags: Any) -> None:
       {"url": "http://127.0.0.1:8000", "docs_url": "http://127.0.0.1:8000/docs",
        "admin_url": "http://127.0.0.1:9000 with --admin-listen, else null", "model": "fairgate-demo",
        "data_dir": "/…/fairgate-data", "owner_key_file": "/…/owner-key at the first start, else null",
-       "set_up_link_file": "/…/set-up-link as long as the console has no owner, else null"}
+       "set_up_link_file": "/…/set-up-link as long as the console has no owner, else null",
+       "workers": 1}
     On a terminal it prints the owner key and the link with which the console's first owner sets a name and a
     password. The link works once, within a day; each start makes a new one until it is used. With --json, or
     where stdout is a log or a pipe, both go to the files owner-key and set-up-link in the data directory,
@@ -116,6 +128,7 @@ def _announce(started: Started, *, as_json: bool) -> None:
             "data_dir": str(started.data_dir),
             "owner_key_file": key_file,
             "set_up_link_file": link_file,
+            "workers": started.workers,
         }
         print(json.dumps(value), flush=True)
         return

@@ -327,3 +327,17 @@ async def test_behind_a_proxy_requests_are_counted_by_the_address_that_it_names(
     again = ask("198.51.100.1")
     await house.settle()
     assert again.written.endswith(b"ok")
+
+
+async def test_a_request_that_meets_a_drain_is_answered_and_is_the_last_of_its_connection() -> None:
+    house, connection, transport = connected()
+    connection.data_received(GET)
+    await house.settle()
+    connection.shutdown()
+    assert not transport.is_closing(), "the next request may be on its way"
+    transport.written.clear()
+    connection.data_received(GET)
+    await house.settle()
+    assert transport.written.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\nconnection: close\r\n" in transport.written
+    assert transport.is_closing()
