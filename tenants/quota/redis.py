@@ -48,7 +48,7 @@ from tenants.quota.store import (
     TooManyEndUsers,
 )
 from tenants.storage.latency import latency_histogram
-from tenants.storage.redis_options import redis_options
+from tenants.storage.redis_client import redis_options
 from tenants.types import PLATFORM, Amounts, Limit
 
 TIMEOUT_S = 2.0
