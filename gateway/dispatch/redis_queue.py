@@ -39,7 +39,7 @@ from gateway.flow.types import Deadlines
 from gateway.flow.window import Replica
 from tenants.quota.redis import Passenger
 from tenants.quota.store import QuotaStoreUnavailable
-from tenants.storage.redis_options import redis_options
+from tenants.storage.redis_client import redis_options
 from tenants.storage.task_stop import stop
 
 DEFER_S = 0.05

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from redis.exceptions import RedisError
 
 from gateway.pools.request_actions import ActionResult, PeerAnswers, RequestAction, Unreachable
-from tenants.storage.redis_options import redis_options
+from tenants.storage.redis_client import redis_options
 from tenants.storage.task_stop import stop
 
 ANSWER_S = 5.0

@@ -311,7 +311,7 @@ async def _eviction_policy(url: str) -> str | None:
     from redis.asyncio import Redis
     from redis.exceptions import RedisError
 
-    from tenants.storage.redis_options import redis_options
+    from tenants.storage.redis_client import redis_options
 
     try:
         async with Redis.from_url(url, **redis_options(2.0)) as client:

@@ -17,6 +17,7 @@ import redis
 from psycopg import sql
 
 from ops.sandbox.free_port import free_port
+from ops.sandbox.redis_cluster import Cluster, start_cluster, start_sentinel
 from ops.sandbox.services import (
     NoServer,
     Service,
@@ -27,8 +28,9 @@ from ops.sandbox.services import (
 )
 
 __all__ = [
-    "NoServer", "Service", "create_database", "database_name", "delete_keys", "drop_database",
-    "free_port", "libpq_url", "postgres_binaries", "redis_binaries", "start_postgres", "start_redis",
+    "Cluster", "NoServer", "Service", "create_database", "database_name", "delete_keys", "drop_database",
+    "free_port", "libpq_url", "postgres_binaries", "redis_binaries", "start_cluster",
+    "start_postgres", "start_redis", "start_sentinel",
 ]  # fmt: skip
 
 
