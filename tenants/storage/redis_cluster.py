@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import redis.asyncio as redis_client
@@ -75,6 +75,8 @@ class ClusterRedis(redis_client.Redis):
         self._texts: dict[str, str] = {}
         """Scripts by their hash."""
         self._next = random.randrange(2**20)
+        self.answered: Callable[[str], None] = lambda node: None
+        """Called with the node of each answer that is no error, before it is given."""
         pool = self._at(hosts[0]).connection_pool
         super().__init__(connection_pool=pool)
         self._encoder = pool.get_encoder()
@@ -123,6 +125,12 @@ class ClusterRedis(redis_client.Redis):
                 raise _as_redis_error(answer)
         return dict(zip(nodes, answers, strict=True))
 
+    async def scan_nodes(self, match: str, batch: int = 1_000) -> AsyncIterator[bytes]:
+        """Keys of all masters; one that moves meanwhile may be missed, or come twice."""
+        for node in await self.ask_nodes("PING"):
+            async for key in self._at(node).scan_iter(match, batch):
+                yield key
+
     async def together(self, commands: Sequence[Command]) -> list[Any]:
         """The answers to all, errors among them; each node gets its commands in one message."""
         groups: dict[str, list[int]] = {}
@@ -157,6 +165,8 @@ class ClusterRedis(redis_client.Redis):
                 came = [_as_redis_error(error)] * len(indices)
             for index, answer in zip(indices, came, strict=True):
                 answers[index] = answer
+                if not isinstance(answer, Exception):
+                    self.answered(node)
             await one_by_one([index for index in indices if isinstance(answers[index], REDIRECTED)])
 
         await asyncio.gather(
@@ -212,6 +222,7 @@ class ClusterRedis(redis_client.Redis):
         self._doubted.discard(node)
         if isinstance(answer, Exception):
             raise answer
+        self.answered(node)
         return answer
 
     async def _subscribers(self, args: Sequence[Any]) -> Any:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import redis
 
 from migrations import runner
 from tenants.admin.admin import Admin
@@ -46,6 +47,23 @@ def redis_server() -> Iterator[str]:
     server = services.start_redis()
     yield server.url
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[services.Cluster]:
+    """Three masters with a replica each, for all tests that leave them as they are."""
+    cluster = services.start_cluster()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def cluster_url(redis_cluster: services.Cluster) -> str:
+    """An empty cluster."""
+    for master in redis_cluster.nodes[: redis_cluster.masters]:
+        with redis.Redis.from_url(master.url) as client:
+            client.flushall()
+    return redis_cluster.url
 
 
 @pytest.fixture
