@@ -37,7 +37,7 @@ from gateway.flow.shared.mirror import Mirror, require_shared
 from gateway.flow.shared.protocol import BROKEN_AFTER, PoolMessage, PoolSession
 from gateway.flow.types import Deadlines
 from gateway.flow.window import Replica
-from tenants.quota.redis import Passenger
+from tenants.quota.redis_calls import Passenger
 from tenants.quota.store import QuotaStoreUnavailable
 from tenants.storage.redis_client import redis_options
 from tenants.storage.task_stop import stop
