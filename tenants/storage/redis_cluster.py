@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from typing import Any
 
 import redis.asyncio as redis_client
-from redis.asyncio.client import Pipeline, PubSub
+from redis.asyncio.client import Pipeline
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import (
     AskError,
@@ -69,7 +69,7 @@ class ClusterRedis(redis_client.Redis):
         """By slot; "": no node has it. Empty until it was read."""
         self._replicas: set[str] = set()
         self._doubted: set[str] = set()
-        """Nodes that failed since the masters were last read."""
+        """Nodes that failed and have not answered since."""
         self._reading = asyncio.Lock()
         self._times_read = 0
         self._texts: dict[str, str] = {}
@@ -77,8 +77,9 @@ class ClusterRedis(redis_client.Redis):
         self._next = random.randrange(2**20)
         self.answered: Callable[[str], None] = lambda node: None
         """Called with the node of each answer that is no error, before it is given."""
-        super().__init__(connection_pool=self._at(hosts[0]).connection_pool)
-        self._encoder: Any = self.connection_pool.get_encoder()
+        pool = self._at(hosts[0]).connection_pool
+        super().__init__(connection_pool=pool)
+        self._encoder = pool.get_encoder()
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         await asyncio.gather(*(node.aclose() for node in self._nodes.values()), return_exceptions=True)
@@ -88,7 +89,7 @@ class ClusterRedis(redis_client.Redis):
         self._texts[made.sha] = script
         return made
 
-    def pubsub(self, **options: Any) -> PubSub:
+    def pubsub(self, **options: Any) -> Any:
         """At one of the nodes in turn: a subscription lost with its node is made anew at another."""
         self._next += 1
         every = sorted(self._known() - self._doubted) or list(self._hosts)
@@ -208,17 +209,17 @@ class ClusterRedis(redis_client.Redis):
     ) -> Any:
         client = self._at(node)
         try:
-            if not asks:
+            if asks:
+                pipe = client.pipeline(transaction=False)
+                pipe.execute_command("ASKING")
+                pipe.execute_command(*args, **options)
+                _, answer = await pipe.execute(raise_on_error=False)
+            else:
                 answer = await client.execute_command(*args, **options)
-                self.answered(node)
-                return answer
-            pipe = client.pipeline(transaction=False)
-            pipe.execute_command("ASKING")
-            pipe.execute_command(*args, **options)
-            _, answer = await pipe.execute(raise_on_error=False)
         except LOST:
             self._doubted.add(node)
             raise
+        self._doubted.discard(node)
         if isinstance(answer, Exception):
             raise answer
         self.answered(node)
@@ -234,6 +235,8 @@ class ClusterRedis(redis_client.Redis):
         for found in counted:
             for channel, number in () if isinstance(found, BaseException) else found:
                 sums[channel] = sums.get(channel, 0) + number
+        if not sums:
+            raise Disconnected("no node of the cluster counts its subscriptions")
         return list(sums.items())
 
     # ------------------------------------------------------------ nodes
@@ -295,7 +298,8 @@ class ClusterRedis(redis_client.Redis):
         for first, last, master, *others in found:
             masters[first : last + 1] = [_node(master, own_host)] * (last + 1 - first)
             replicas |= {_node(other, own_host) for other in others}
-        self._masters, self._replicas, self._doubted = masters, replicas, set()
+        self._masters, self._replicas = masters, replicas
+        self._doubted &= self._known()
         self._times_read += 1
 
 

@@ -235,6 +235,32 @@ def test_a_redis_that_forgot_everything_is_told_again_and_counters_begin_equal(h
     assert abs((len(house.east.turns) - seen[0]) - (len(house.west.turns) - seen[1])) <= 2
 
 
+def test_a_replica_that_took_over_behind_is_told_everything_again(house: House) -> None:
+    """It lacks what was confirmed last: an arrival, ends, turns."""
+    mine = house.send(house.east, "here", 8)
+    house.send(house.west, "there", 8)
+    house.hear()
+    held = {key: house.client.dump(key) for key in house.pool.keys if house.client.exists(key)}
+    late = house.send(house.east, "here", 2)
+    for name in house.running(house.east):
+        house.east.finish(name, 100, 50, house.now_s)
+    house.hear()
+    house.client.delete(*house.pool.keys)
+    for key, dumped in held.items():
+        house.client.restore(key, 0, dumped)
+    house.hear()
+    for gateway in (house.east, house.west):
+        gateway.mirror.check()
+    for _ in range(20):
+        for gateway in (house.east, house.west):
+            for name in house.running(gateway):
+                gateway.finish(name, 100, 50, house.now_s)
+        house.hear()
+    turns = Counter(turn.ticket.entry.entry_id for turn in house.east.turns)
+    assert turns == Counter([*mine, *late])
+    assert house.client.hlen(house.pool.keys[2]) == 0, "no ticket is left"
+
+
 def _lose_an_entry(client: Any, key: str) -> None:
     kind = client.type(key)
     if kind == b"hash":
