@@ -22,7 +22,7 @@ from tenants.errors import Invalid
 from tenants.quota.registry import OnTenant, Registry, recovering
 from tenants.quota.scripts import scripts
 from tenants.quota.spare import SpareShares
-from tenants.quota.store import QuotaNodeUnavailable, QuotaStoreUnavailable
+from tenants.quota.store import Overrun, QuotaNodeUnavailable, QuotaStoreUnavailable, TooManyEndUsers
 from tenants.storage.latency import latency_histogram
 from tenants.storage.redis_client import is_cluster, open_client
 from tenants.types import PLATFORM
@@ -101,7 +101,11 @@ class RedisCalls:
         answered = set() if self._in_cluster else {""}
         token = _ANSWERED.set(answered)
         try:
-            yield
+            try:
+                yield
+            except (KeyError, Overrun, TooManyEndUsers):
+                await self._prove(answered)  # these are answers, too
+                raise
             if proves:
                 await self._prove(answered)
         except (RedisError, OSError, TimeoutError) as error:
