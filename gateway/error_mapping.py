@@ -45,7 +45,7 @@ from tenants.errors import (
 )
 from tenants.outcomes import RequestOutcome
 from tenants.quota.rules import is_platforms
-from tenants.quota.store import Denied, LimitNotKept, QuotaStoreUnavailable
+from tenants.quota.store import Denied, QuotaStoreUnavailable
 from tenants.types import Limit, Meter, Window
 
 log = logging.getLogger("fairgate.gateway")
@@ -67,9 +67,6 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
             return budget_denied(denied, fitting_max_tokens)
         case EndUserRefused(end_user=end_user, most=most, retry_after_s=retry_after_s):
             return errors.too_many_end_users(end_user, most, retry_after_s)
-        case LimitNotKept():
-            log.error("request %s: %s", request_id, exception)
-            return errors.limit_not_kept()
         case QueueRefused(full=full):
             return _queue_full(full.limit, "are waiting", full.retry_after_s, of_tenant=full.of_tenant)
         case TooManyWaiting(most=most, of_tenant=of_tenant):

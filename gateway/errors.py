@@ -232,11 +232,6 @@ already_exists = _conflict("already_exists", "{message}", "name")
 
 # ---------------------------------------------------------------- limits, queue and estimates
 
-limit_not_kept = _unavailable(
-    "limit_not_kept",
-    "The server's quota store cannot enforce a limit on this request, and nothing is served unmetered."
-    " Ask the operator to remove that limit.",
-)
 no_price = _unavailable(
     "model_not_priced",
     "This model has no price yet, and nothing is served unmetered. Ask the operator to set one.",

@@ -18,7 +18,13 @@ from gateway.background import Site
 from tenants.errors import DatabaseUnavailable
 from tenants.ledger.ledger import Ledger
 from tenants.quota import rules
-from tenants.quota.store import Hold, QuotaStore, QuotaStoreRecovering, QuotaStoreUnavailable
+from tenants.quota.store import (
+    Hold,
+    QuotaNodeUnavailable,
+    QuotaStore,
+    QuotaStoreRecovering,
+    QuotaStoreUnavailable,
+)
 from tenants.types import Limit
 
 RECOVER_EVERY_S = 0.25
@@ -41,7 +47,9 @@ class _FailureWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._quota_store.is_local or isinstance(error, QuotaStoreUnavailable):
+        # A node of a cluster that is away has lost nothing yet; where it has, the next call says so.
+        lacks_all = isinstance(error, QuotaStoreUnavailable) and not isinstance(error, QuotaNodeUnavailable)
+        if self._quota_store.is_local or lacks_all:
             self._failed.set()
 
 

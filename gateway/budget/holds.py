@@ -200,7 +200,7 @@ class Holds:
     ) -> Granted:
         """Holds on every limit of its path, then writes the reserve row durably; it may use up to
         `Granted.covered`. `metering`: its real tokens are noted where limits weight them. Raises
-        `BudgetDenied`, `EndUserRefused`, `LimitNotKept`, `QuotaStoreUnavailable`, `DatabaseUnavailable`;
+        `BudgetDenied`, `EndUserRefused`, `QuotaStoreUnavailable`, `DatabaseUnavailable`;
         nothing stays held then."""
         if self.is_recovering or self._renewal.doubts(call.request_id):
             raise QuotaStoreUnavailable("its counters, or this request's, are being put right")

@@ -14,10 +14,15 @@ from typing import Any, Protocol
 import msgspec
 from redis.exceptions import RedisError
 
+from tenants.storage.redis_client import is_cluster
+
 TELL_EVERY_S = 0.5
 MAX_KEPT = 256
 EXPIRES_S = 600
 """Of the stream, once no gateway reports."""
+
+TIME = "return redis.call('TIME')"
+"""In a cluster a command without a key could go to another node than the stream's."""
 
 log = logging.getLogger("fairgate.gateway.load_feed")
 
@@ -45,6 +50,7 @@ class LoadFeed:
 
     def __init__(self, redis: Any, key: str, clock: Callable[[], float], reports: LoadReports) -> None:
         self._redis = redis
+        self._is_cluster = is_cluster(redis)
         self._key = key
         self._clock = clock
         self._last_id: str | bytes = "0-0"
@@ -56,14 +62,17 @@ class LoadFeed:
                 if (packed := self._reports.tell(self._clock())) is not None:
                     pipe.xadd(self._key, {"b": packed}, maxlen=MAX_KEPT, approximate=True)
                     pipe.expire(self._key, EXPIRES_S)
-                pipe.time()
+                if self._is_cluster:
+                    pipe.eval(TIME, 1, self._key)
+                else:
+                    pipe.time()
                 pipe.xread({self._key: self._last_id}, count=MAX_KEPT)
                 *_, (seconds, microseconds), found = await pipe.execute()
         except (RedisError, OSError, TimeoutError):
             return  # the queue's own exchange notices, and says so
         self._reports.told()
         now_s = self._clock()
-        server_s = seconds + microseconds / 1e6
+        server_s = int(seconds) + int(microseconds) / 1e6
         for _, entries in found or ():
             for entry_id, fields in entries:
                 self._last_id = entry_id

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gateway.dispatch.control_feed import ControlFeed
     from gateway.dispatch.load_feed import LoadReports
     from gateway.dispatch.redis_queue import RedisQueue
-    from tenants.quota.redis import Passenger
+    from tenants.quota.redis_calls import Passenger
 
 
 @dataclass

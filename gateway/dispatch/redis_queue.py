@@ -3,7 +3,8 @@
 The asynchronous edge of `flow/shared/protocol.py`: one exchange at a time carries all that happened here
 since the last one, and brings the turns; those from another gateway's exchange are published. So a request
 costs one round trip on arrival; later messages go along with the quota store's (`board`), or alone after
-`DEFER_S`. A heartbeat shows that this gateway lives, and brings what a broken subscription missed.
+`DEFER_S`, as all do in a Redis Cluster. A heartbeat shows that this gateway lives, and brings what a broken
+subscription missed.
 
 While Redis is away nothing is dispatched, unless this gateway may go on alone (`store_failure: local`). Then
 it rejoins with everything it has; lost counters start equal. Refused messages count as unavailability; after
@@ -20,9 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import redis.asyncio as redis_client
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from engine.messages import TenantShare
@@ -37,9 +35,9 @@ from gateway.flow.shared.mirror import Mirror, require_shared
 from gateway.flow.shared.protocol import BROKEN_AFTER, PoolMessage, PoolSession
 from gateway.flow.types import Deadlines
 from gateway.flow.window import Replica
-from tenants.quota.redis import Passenger
+from tenants.quota.redis_calls import Passenger
 from tenants.quota.store import QuotaStoreUnavailable
-from tenants.storage.redis_options import redis_options
+from tenants.storage.redis_client import open_client
 from tenants.storage.task_stop import stop
 
 DEFER_S = 0.05
@@ -91,9 +89,7 @@ class RedisQueue:
         self._epochs = self._keys[0]
         """The channel in which a gateway announces that it restarted the pool."""
         # An exchange is repeated by the session, under its number, never by the client library.
-        self._redis: Any = redis_client.Redis.from_url(
-            url, retry=Retry(NoBackoff(), 0), **redis_options(timeout_s)
-        )
+        self._redis: Any = open_client(url, timeout_s, retries=False)
         self._script = self._redis.register_script(codec.script())
         self._look_script = self._redis.register_script(codec.look_script())
         self._look_keys = codec.look_keys(prefix, pool)

@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import redis.asyncio as redis_client
 from msgspec.structs import replace
 from redis.exceptions import RedisError
 
 from gateway.pools.request_actions import ActionResult, PeerAnswers, RequestAction, Unreachable
-from tenants.storage.redis_options import redis_options
+from tenants.storage.redis_client import open_client
 from tenants.storage.task_stop import stop
 
 ANSWER_S = 5.0
@@ -34,6 +33,8 @@ ANSWER_S = 5.0
 TIMEOUT_S = 2.0
 RETRY_S = 0.25
 HEARTBEAT_S = 1.0
+ATTEMPTS = 2
+"""Where a node of a cluster died, the next question goes to another."""
 MAX_CONNECTIONS = 16
 MAX_ASKING = 256
 """Own questions in progress."""
@@ -59,10 +60,8 @@ class PeerRequests:
     def __init__(
         self, url: str, *, prefix: str = "fairgate", timeout_s: float = TIMEOUT_S, answer_s: float = ANSWER_S
     ) -> None:
-        pool = redis_client.BlockingConnectionPool.from_url(
-            url, max_connections=MAX_CONNECTIONS, timeout=timeout_s, **redis_options(timeout_s)
-        )
-        self._redis: Any = redis_client.Redis.from_pool(pool)
+        # What may have been published is not repeated under its number: it would be answered twice.
+        self._redis: Any = open_client(url, timeout_s, most=MAX_CONNECTIONS, retries=False)
         # Pub/sub ignores database numbers: two installations in one Redis must not hear one another.
         number = self._redis.connection_pool.connection_kwargs.get("db", 0)
         self._all_gateways = f"{prefix}:{number}:gateways"
@@ -91,20 +90,27 @@ class PeerRequests:
     ) -> PeerAnswers:
         """Asks all other gateways; returns when the one that has the request has answered, with `wants_all`
         when all have, and in any case `within_s`. Raises `Unreachable`."""
+        for _ in range(ATTEMPTS):
+            with contextlib.suppress(RedisError, OSError, TimeoutError):
+                return await self._ask_once(ask, wants_all, min(within_s, self._answer_s))
+        raise Unreachable
+
+    async def _ask_once(self, ask: RequestAction, wants_all: bool, within_s: float) -> PeerAnswers:
         if len(self._open) >= MAX_ASKING or not self.is_listening.is_set():
             raise Unreachable
         number = next(self._numbers)
         waiting = self._open[number] = _OpenQuestion([], None, not wants_all, asyncio.Event())
         packed = msgspec.msgpack.encode(replace(ask, number=number, reply_to=self._own))
         try:
-            try:
-                receivers: int = await self._redis.publish(self._all_gateways, packed)
-            except (RedisError, OSError, TimeoutError) as error:
-                raise Unreachable from error
-            waiting.expected = receivers - 1  # this gateway received it, too
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.publish(self._all_gateways, packed)
+                # How many PUBLISH reached is in a cluster the number of those at one node.
+                pipe.pubsub_numsub(self._all_gateways)
+                _, [(_, listeners)] = await pipe.execute()
+            waiting.expected = max(0, listeners - 1)  # this gateway is one of them
             _end_if_complete(waiting)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(within_s, self._answer_s)):
+                async with asyncio.timeout(within_s):
                     await waiting.done.wait()
         finally:
             del self._open[number]

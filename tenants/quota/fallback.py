@@ -165,10 +165,6 @@ class FallbackQuotaStore:
     def latency(self) -> Histogram | None:
         return self._shared.latency
 
-    @property
-    def keeps_platform_limits(self) -> bool:
-        return self._shared.keeps_platform_limits
-
     async def reserve(
         self,
         request_id: str,

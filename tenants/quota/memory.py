@@ -276,10 +276,6 @@ class MemoryQuotaStore:
     def is_local(self) -> bool:
         return False
 
-    @property
-    def keeps_platform_limits(self) -> bool:
-        return True
-
     async def give_back(
         self, epoch: str, limits: Sequence[Limit], charged_to: Sequence[str], amounts: Amounts
     ) -> None:

@@ -13,14 +13,13 @@ from prometheus_client import Histogram
 from tenants.quota.spare import SpareShares
 from tenants.types import NOTHING, Amounts, Limit
 
-IN_A_CLUSTER = (
-    "a limit on the platform cannot be kept by a Redis Cluster, as its counters and a tenant's lie in two"
-    " slots; use a Redis without cluster mode, or limit each tenant"
-)
-
 
 class QuotaStoreUnavailable(Exception):
     """The store cannot be reached; nothing was held. Callers fail closed."""
+
+
+class QuotaNodeUnavailable(QuotaStoreUnavailable):
+    """A node of the store's cluster cannot be reached; others answer, and their tenants are served on."""
 
 
 class QuotaStoreRecovering(QuotaStoreUnavailable):
@@ -46,10 +45,6 @@ class TooManyEndUsers(Exception):
         super().__init__(f"{most} end users have counters in use")
         self.most = most
         self.retry_after_s = retry_after_s
-
-
-class LimitNotKept(Exception):
-    """A limit that this store cannot keep: nothing was held. The message says why."""
 
 
 class Hold(msgspec.Struct, frozen=True):
@@ -202,11 +197,6 @@ class QuotaStore(Protocol):
     @property
     def latency(self) -> Histogram | None:
         """Times of its answers; None: the counters are in this process."""
-        ...
-
-    @property
-    def keeps_platform_limits(self) -> bool:
-        """Whether limits on all tenants together can be kept; else `reserve` raises `LimitNotKept`."""
         ...
 
     @property

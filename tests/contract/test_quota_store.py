@@ -1,5 +1,5 @@
-"""Contract of every quota store. Run for the one in this process, for the one in Redis, and for the
-one that can fall back from Redis, which passes everything through as long as Redis answers."""
+"""Contract of every quota store. Run for the one in this process, for the one in Redis (one server, and a
+cluster), and for the one that can fall back from it, which passes all through as long as Redis answers."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from tests.support.quota import NOON_S, Clock, filled, limit, on_platform, on_us
 
 LEASE_S = 30.0
 MOST_USERS = 3
+STORES = ["memory", "redis", "fallback", pytest.param("cluster", marks=pytest.mark.long)]
 
 
 def tokens(count: int) -> Amounts:
@@ -37,11 +38,11 @@ def tokens(count: int) -> Amounts:
 
 
 def redis_store(request: pytest.FixtureRequest, clock: Clock) -> RedisQuotaStore:
-    url = request.getfixturevalue("redis_url")
+    url = request.getfixturevalue("cluster_url" if request.param == "cluster" else "redis_url")
     return RedisQuotaStore(url, timeout_s=30, virtual_clock=clock, max_end_users=MOST_USERS)
 
 
-@pytest.fixture(params=["memory", "redis", "fallback"])
+@pytest.fixture(params=STORES)
 async def store(request: pytest.FixtureRequest, clock: Clock) -> AsyncIterator[QuotaStore]:
     if request.param == "memory":
         memory = MemoryQuotaStore(clock, max_end_users=MOST_USERS)
@@ -975,7 +976,7 @@ async def test_nobody_rebuilds_a_store_that_lost_nothing(store: QuotaStore) -> N
         await store.restore("r", [], (), whole(1), tokens(0), LEASE_S)
 
 
-@pytest.fixture(params=["memory", "redis", "fallback"])
+@pytest.fixture(params=STORES)
 async def new_store(request: pytest.FixtureRequest, clock: Clock) -> AsyncIterator[QuotaStore]:
     """It is not filled yet."""
     if request.param == "memory":

@@ -95,7 +95,7 @@ class House:
 
 @pytest.fixture
 def house(redis_url: str) -> Iterator[House]:
-    with redis.Redis.from_url(redis_url) as client:
+    with services.open_redis(redis_url) as client:
         made = House(client)
         made.hear()
         yield made
@@ -235,6 +235,32 @@ def test_a_redis_that_forgot_everything_is_told_again_and_counters_begin_equal(h
     assert abs((len(house.east.turns) - seen[0]) - (len(house.west.turns) - seen[1])) <= 2
 
 
+def test_a_replica_that_took_over_behind_is_told_everything_again(house: House) -> None:
+    """It lacks what was confirmed last: an arrival, ends, turns."""
+    mine = house.send(house.east, "here", 8)
+    house.send(house.west, "there", 8)
+    house.hear()
+    held = {key: house.client.dump(key) for key in house.pool.keys if house.client.exists(key)}
+    late = house.send(house.east, "here", 2)
+    for name in house.running(house.east):
+        house.east.finish(name, 100, 50, house.now_s)
+    house.hear()
+    house.client.delete(*house.pool.keys)
+    for key, dumped in held.items():
+        house.client.restore(key, 0, dumped)
+    house.hear()
+    for gateway in (house.east, house.west):
+        gateway.mirror.check()
+    for _ in range(20):
+        for gateway in (house.east, house.west):
+            for name in house.running(gateway):
+                gateway.finish(name, 100, 50, house.now_s)
+        house.hear()
+    turns = Counter(turn.ticket.entry.entry_id for turn in house.east.turns)
+    assert turns == Counter([*mine, *late])
+    assert house.client.hlen(house.pool.keys[2]) == 0, "no ticket is left"
+
+
 def _lose_an_entry(client: Any, key: str) -> None:
     kind = client.type(key)
     if kind == b"hash":
@@ -308,7 +334,7 @@ class Load:
 
 @pytest.mark.parametrize("how", SPOIL)
 def test_a_key_that_is_lost_or_spoilt_costs_no_request(redis_url: str, how: str) -> None:
-    with redis.Redis.from_url(redis_url) as client:
+    with services.open_redis(redis_url) as client:
         for number in range(codec.NUM_KEYS):
             load = Load(client)
             key = load.house.pool.keys[number]
@@ -321,7 +347,7 @@ def test_a_key_that_is_lost_or_spoilt_costs_no_request(redis_url: str, how: str)
 
 def test_a_tenant_that_is_missing_is_not_taken_for_a_new_one(redis_url: str) -> None:
     """It would begin with no charge, and its lines with a count below nothing."""
-    with redis.Redis.from_url(redis_url) as client:
+    with services.open_redis(redis_url) as client:
         load = Load(client)
         client.hdel(load.house.pool.keys[1], "rich")
         load.house.east.finish(load.house.running(load.house.east)[0], 100, 50, load.house.now_s)
@@ -366,7 +392,7 @@ def _cut_after(client: Any, calls: int) -> bool:
 
 @pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.long)])
 def test_a_call_that_fails_half_way_costs_no_request(redis_url: str, step: int) -> None:
-    with redis.Redis.from_url(redis_url) as client:
+    with services.open_redis(redis_url) as client:
         failed = list(takewhile(lambda calls: _cut_after(client, calls), count(1, step)))
     assert len(failed) * step > 25
 

@@ -168,6 +168,8 @@ class Shared:
 
     def rebuilding(self, tenant_id: str, attempt: int) -> TenantKeys | None:
         """For the latest attempt only; its first step drops what was there."""
+        if attempt != self.attempt:
+            return None
         self.entered[tenant_id] = "in"
         if attempt < self.keys(PLATFORM).attempt:
             return None
@@ -178,10 +180,9 @@ class Shared:
         return keys if attempt == keys.attempt else None
 
     def finish(self, attempt: int, epoch: str) -> bool:
-        if attempt:
-            self.is_the_filled_server = True
         if attempt != self.attempt or not attempt:
             return False
+        self.is_the_filled_server = True
         self.epoch, self.owner = epoch, None
         return True
 
@@ -213,6 +214,7 @@ class Gateway:
     ) -> Granted | Denied:
         tenant_id = self._find_tenant(request_id)
         if tenant_id is None:
+            self._prove()
             raise KeyError(request_id)
         return await self._proved(self._on(tenant_id).top_up(request_id, used, first, ahead))
 

@@ -130,7 +130,7 @@ class Gateways(RuleBasedStateMachine):
         store = self.stores[number]
         self.disconnect(number)
         store._epoch, store._registry.attempt, store._server_ahead_us = "", 0, 0
-        store._tenant_of.clear()
+        store._places.clear()
         return Gateway(self.shared, BATCH)
 
     def disconnect(self, number: int) -> None:
@@ -169,7 +169,7 @@ class Gateways(RuleBasedStateMachine):
             return self.reserve(number, tenant_id)
         request_id = self.requests[pick % len(self.requests)].request_id if self.requests else "nobody's"
         used = tokens(pick % 25)
-        before = request_id in self.stores[number]._tenant_of
+        before = request_id in self.stores[number]._places
         asked: dict[str, Callable[[QuotaStore], Awaitable[object]]] = {
             "top_up": lambda store: store.top_up(request_id, used, tokens(25), tokens(30)),
             "settle": lambda store: store.settle(request_id, used),
@@ -182,7 +182,7 @@ class Gateways(RuleBasedStateMachine):
             "ping": lambda store: store.ping(),
         }
         answer = self.both(number, asked[what])
-        self.met["found again"] += not before and request_id in self.stores[number]._tenant_of
+        self.met["found again"] += not before and request_id in self.stores[number]._places
         raised = answer[0] if isinstance(answer, tuple) and answer else ""
         self.met["unknown"] += answer is False or raised == "KeyError"
         self.met["overrun"] += raised == "Overrun"

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 from gateway.response_headers import tightness
 from gateway.routes.views.exhaustion_view import exhaustion_of, recent_use
 from tenants.admin.limits import LimitView
-from tenants.errors import Invalid
-from tenants.nouns.limit import LimitSet, limit_as_json
+from tenants.nouns.limit import limit_as_json
 from tenants.quota import pressure
 from tenants.quota.pressure import LimitPressure, may_exhaust
 from tenants.quota.rules import is_platforms
-from tenants.quota.store import IN_A_CLUSTER, LimitState, QuotaStoreUnavailable
+from tenants.quota.store import LimitState, QuotaStoreUnavailable
 from tenants.types import Limit, LimitMode, Principal, SubjectKind, end_user_id
 
 if TYPE_CHECKING:
@@ -24,12 +23,6 @@ MAX_USES_SHOWN = 2_000
 """Counters read for one answer."""
 _OF_OPERATORS = ("tenant_id", "override", "thresholds")
 """Hidden from a tenant's own key."""
-
-
-def check_that_it_is_kept(gateway: Gateway, wanted: LimitSet) -> None:
-    """Raises `Invalid` for a limit that this quota store cannot keep."""
-    if wanted.platform and not gateway.deps.quota_store.keeps_platform_limits:
-        raise Invalid("platform", IN_A_CLUSTER)
 
 
 async def with_uses(gateway: Gateway, views: Sequence[LimitView], end_user: str = "") -> list[dict[str, Any]]:

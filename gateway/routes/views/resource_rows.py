@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from engine.forecast.calibration import longest_wait_s
 from gateway.explain.explanation import steps_of
-from gateway.routes.views.limits_view import check_that_it_is_kept, with_uses
+from gateway.routes.views.limits_view import with_uses
 from tenants.resources.records.ended import SettledRequest
-from tenants.resources.resource import Resource, ResourceAct
+from tenants.resources.resource import Resource
 from tenants.resources.shown import Json
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ _MORE: Mapping[str, Callable[[Any, Json], Json]] = {
 _OF_PAGES: Mapping[str, Callable[[Gateway, Any, Sequence[Any]], Awaitable[list[Json]]]] = {
     "limits": lambda gateway, query, rows: with_uses(gateway, rows, query.end_user or ""),
 }
-_CHECKS: Mapping[str, Callable[[Gateway, Any], None]] = {"limit.set": check_that_it_is_kept}
 
 
 async def json_of_page(
@@ -48,12 +47,6 @@ async def json_of_page(
     if shown is None:
         return [json_of(resource, row) for row in rows]
     return await shown(gateway, query, rows)
-
-
-def check_act(gateway: Gateway, act: ResourceAct, command: Any) -> None:
-    """Raises `Invalid` for what this gateway cannot do."""
-    if act.name in _CHECKS:
-        _CHECKS[act.name](gateway, command)
 
 
 def json_of(resource: Resource[Any], row: Any) -> Json:

@@ -9,7 +9,7 @@
 -- One hash holds the tenant's holds by request id (MessagePack), one sorted set their lease ends.
 -- A hold is {limits = as text, ahead = by meter, on = one part for each limit}; a part is what its limit says
 -- (name, shape, mode, meter, amount, scale, rate, lowest, home, ceiling, model), the start of its window, and rules.LimitHold.
--- Its home is 'p' (the counter is in the platform's hash, which a Redis Cluster has not), or an end user's id, or empty.
+-- Its home is 'p' (the counter is in the platform's hash: KEYS[6], in a Redis Cluster KEYS[1]), or an end user's id, or empty.
 -- One hash holds a record of each end user with counters (MessagePack): {holds = how many requests hold on them,
 -- rest = when they are at rest once none does, names = of the counters}; one sorted set those without holds, by
 -- their rest.

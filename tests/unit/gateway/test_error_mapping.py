@@ -24,7 +24,7 @@ from gateway.fair_threads import TooManyWaiting
 from gateway.http.unknown_routes import method_not_allowed, not_found
 from gateway.requests.dialects.chat import error_event
 from gateway.response_headers import MAX_POLICIES, limit_headers, policy_name, quota_fields
-from tenants.quota.store import Denied, LimitNotKept, LimitState, TooManyEndUsers
+from tenants.quota.store import Denied, LimitState, TooManyEndUsers
 from tenants.types import NOTHING, Limit, LimitMode, Meter, SubjectKind, Tier, Window
 
 ARGUMENTS: dict[str, tuple[object, ...]] = {
@@ -300,4 +300,3 @@ def test_an_end_user_too_many_is_named_with_the_way_out() -> None:
     assert (refused.status, refused.code, refused.retry_after_s) == (429, "too_many_end_users", 7.5)
     for part in ("'amy'", "10 end users", "in 8 s", "gateway.max_end_users"):
         assert part in refused.message
-    assert as_api_error(LimitNotKept("a cluster"), "req_1").code == "limit_not_kept"

@@ -14,7 +14,6 @@ _SENTENCES: tuple[tuple[str, str], ...] = (
         "The server of the model answers other requests and fails at these: the message says how.",
     ),
     ("too_many_end_users", "Wait until a counter of another end user is free."),
-    ("limit_not_kept", "The quota store cannot keep this limit: an operator changes the limit or the store."),
     (
         "tenant_queue_full queue_full queue_timeout deadline_unreachable target_unreachable",
         "Too much waits: send it later, with more time, or in a lower tier. Nothing was charged.",

@@ -2,7 +2,8 @@
 -- ARGV: now_us (0: the server's clock), epoch, gateway id, life, number of this message, then as MessagePack:
 --   {replicas, confirmed turns, acts, then where it joins {rule, order, brakes, returns}, where it leaves 'leaves'},
 --   and the epoch that ends with this message ('any': every one, '': none), see 1_state.lua
--- A message that was applied already (its answer was lost) changes nothing.
+-- A message that was applied already (its answer was lost) changes nothing. Before one that is too new another is
+-- missing: a replica took over that did not have it yet. The caller joins again, with everything that it has.
 
 local MAX_PAST = 8
 local epoch, life, number = ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -78,7 +79,8 @@ if joins then
   gateways.put(own, {life = life, number = 0, past = past, seen_us = now_us, replicas = replicas, lives = {}})
 end
 local me = meta.epoch and gateways.get(own)
-if not me or me.life ~= life or (not joins and meta.epoch ~= epoch) then
+local is_behind = me and not joins and passage ~= 'leaves' and number > me.number + 1
+if not me or me.life ~= life or is_behind or (not joins and meta.epoch ~= epoch) then
   redis.call('HSET', K.meta, 'busy', '0')
   return cmsgpack.pack({'lost', meta.epoch or '', now_us, {}, {}, {}, {}, 0, '', 0})
 end

