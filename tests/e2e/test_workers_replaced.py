@@ -45,7 +45,7 @@ def workers(server: Server) -> dict[int, psutil.Process]:
     found = {}
     for child in psutil.Process(server.process.pid).children():
         with suppress(psutil.NoSuchProcess):  # also one that has just ended
-            if "ops.serving.worker" in child.cmdline():
+            if "ops.serving.processes.worker" in child.cmdline():
                 found[child.pid] = child
     return found
 
