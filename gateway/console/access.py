@@ -22,6 +22,7 @@ from gateway.http.accesses import REFUSED, origin_and_ids, route_of
 from gateway.http.asgi import Request, headers_of
 from gateway.http.client_address import client_of
 from gateway.routes.context import gateway_of
+from gateway.routes.one_worker import by_one_worker
 from tenants.admin.audit import LINK, Actor
 from tenants.directory import queries
 from tenants.errors import NotFound
@@ -83,18 +84,34 @@ class Visit:
         return replace(self.stranger, name=person.actor_name, person=(person.person_id, person.revision))
 
 
-def page(path: str, act: Act | None = Act.OWN_ACCOUNT) -> Callable[..., HTTPRouteHandler]:
-    """Decorator: a page for people who may do `act` on some tenant (see `tenant_shown`); None: for anyone."""
-    return get(path, guards=[require_access], opt={"act": act}, include_in_schema=False)
+def page(
+    path: str, act: Act | None = Act.OWN_ACCOUNT, *, of_one: bool = False
+) -> Callable[..., HTTPRouteHandler]:
+    """Decorator: a page for people who may do `act` on some tenant (see `tenant_shown`); None: for anyone.
+    `of_one`: of what a process has of its own."""
+    return get(
+        path,
+        guards=[require_access],
+        opt={"act": act},
+        include_in_schema=False,
+        before_request=by_one_worker if of_one else None,
+    )
 
 
 def form(
-    path: str, act: Act | None = Act.OWN_ACCOUNT, *, lines: Collection[str] = ()
+    path: str, act: Act | None = Act.OWN_ACCOUNT, *, lines: Collection[str] = (), of_one: bool = False
 ) -> Callable[..., HTTPRouteHandler]:
     """Decorator: takes a form from people who may do `act`; None: from anyone. If the session has ended, what
     was typed is kept through the log-in. `lines`: multi-line fields."""
     opt = {"act": act, "lines": lines}
-    return post(path, status_code=200, guards=[require_access], opt=opt, include_in_schema=False)
+    return post(
+        path,
+        status_code=200,
+        guards=[require_access],
+        opt=opt,
+        include_in_schema=False,
+        before_request=by_one_worker if of_one else None,
+    )
 
 
 async def require_access(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from litestar.types import HTTPScope, Scope
 
-from gateway.http.asgi import TRACE, begin
+from gateway.http.asgi import SIBLING, TRACE, begin
 from gateway.http.client_address import client_of
 from tenants.admin.audit import MAX_TEXT, Actor
 from tenants.types import Principal
@@ -46,7 +46,8 @@ def route_of(scope: Scope) -> str:
 
 
 def note_read(scope: Scope, gateway: Gateway) -> None:
-    gateway.accesses.note("access.read", actor_of(scope, gateway), route_of(scope))
+    if SIBLING not in scope["state"]:  # noted by the worker that was asked
+        gateway.accesses.note("access.read", actor_of(scope, gateway), route_of(scope))
 
 
 def note_refused(scope: Scope, gateway: Gateway, status: int, code: str) -> None:

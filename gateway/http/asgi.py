@@ -21,6 +21,8 @@ Send = Callable[[Any], Awaitable[None]]
 EncodedHeaders = list[tuple[bytes, bytes]]
 FIRST_BYTE = "first_byte_s"
 """In a request's state: when its first byte was read, on the monotonic clock."""
+SIBLING = "sibling"
+"""In the state of a request that another worker of the port sends."""
 TRACE = "trace"
 """In a request's state: its `TraceContext`, where it came with one."""
 _NUMBER = re.compile(r"[0-9]{0,30}\.?[0-9]{1,30}([eE][+-]?[0-9]{1,3})?")

@@ -27,11 +27,12 @@ from gateway import errors
 from gateway.domain.ids import new_request_id
 from gateway.errors import ApiError
 from gateway.http.admin_listener import AdminListener, require_listener
-from gateway.http.asgi import FIRST_BYTE, begin, encode_headers, send_json
+from gateway.http.asgi import FIRST_BYTE, SIBLING, begin, encode_headers, send_json
 from gateway.http.client_address import client_of
 from gateway.http.connection_table import UNCOUNTED, ConnectionTable
 from gateway.metrics.registry import Metrics
 from gateway.requests.dialects import messages
+from gateway.workers.siblings import CLIENT
 from tenants.networks import Network, address_of, counted_as, is_within
 
 LINGER_S = 2.0
@@ -125,7 +126,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._max_headers = self._limits.max_headers
         self._gateway_app = self.app
         self.app = self._answer
-        self._is_admin = False
+        self._is_admin = self._is_sibling = False
         self._is_proxy = False
         self._is_known = False
         """It has sent a request with a valid key, or with a console session."""
@@ -146,10 +147,9 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_made(transport)
         self.transport = JoinedWrites(transport, self.loop)  # type: ignore[assignment]
         accepted_by = transport.get_extra_info("socket")
-        is_sibling = accepted_by is not None and accepted_by.family == socket.AF_UNIX
-        admin = self._front.admin
-        self._is_admin = admin is not None and (is_sibling or admin.accepted(self.server))
-        self._table = self._front.table_of(is_admin=self._is_admin, is_sibling=is_sibling)
+        self._is_sibling = accepted_by is not None and accepted_by.family == socket.AF_UNIX
+        self._is_admin = self._front.admin is not None and self._front.admin.accepted(self.server)
+        self._table = self._front.table_of(is_admin=self._is_admin, is_sibling=self._is_sibling)
         address = address_of(self.client[0]) if self.client else None
         self._is_proxy = address is not None and is_within(address, self._front.trusted_proxies)
         counted = UNCOUNTED if self._is_proxy else counted_as(address)
@@ -279,7 +279,9 @@ class BoundedHttp(HttpToolsProtocol):
         """Runs the application. Requests through a trusted proxy are limited by address."""
         cycle, address = self.cycle, UNCOUNTED
         try:
-            if self._front.admin is not None:
+            if self._is_sibling:
+                _pass_on(scope)
+            elif self._front.admin is not None:
                 require_listener(scope["path"], is_admin=self._is_admin)
             if self._is_proxy:
                 found = counted_as(client_of(scope, self._front.trusted_proxies))
@@ -352,3 +354,10 @@ class BoundedHttp(HttpToolsProtocol):
             b"%s: %s" % header for header in (*self.server_state.default_headers, *encode_headers(headers))
         ]
         self.transport.write(b"\r\n".join([*lines, b"", body]))
+
+
+def _pass_on(scope: Scope) -> None:
+    """Another worker's request, or one that it passes on for a client."""
+    scope["state"][SIBLING] = True
+    client = dict(scope["headers"]).get(CLIENT.encode(), b"").decode("latin-1")
+    scope["client"] = (client, 0) if client else None

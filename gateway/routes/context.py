@@ -11,12 +11,11 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from gateway.domain.tiers import SERVICE_TIERS, tier_named
 from gateway.fair_threads import INLINE_BYTES
-from gateway.http.asgi import headers_of
+from gateway.http.asgi import SIBLING, headers_of
 from gateway.http.authentication import principal_of
 from gateway.http.request_body import declared_length, read_json_body
 from gateway.requests.inputs.large_bodies import LargeBody
 from gateway.requests.schemas import decode
-from gateway.workers.siblings import OWN, WORKER
 from tenants.types import Principal
 
 if TYPE_CHECKING:
@@ -33,9 +32,9 @@ def gateway_of(request: Request[Any, Any, Any]) -> Gateway:
     return gateway
 
 
-def is_for_own(request: Request[Any, Any, Any]) -> bool:
+def is_of_sibling(request: Request[Any, Any, Any]) -> bool:
     """Another worker of the port asks, for what this one alone has."""
-    return request.query_params.get(WORKER) == OWN
+    return SIBLING in request.scope["state"]
 
 
 def admin_of(request: Request[Any, Any, Any]) -> Admin:

@@ -11,7 +11,7 @@ from litestar import Response, get
 from gateway.budget.holds import Holds
 from gateway.gateway import Gateway
 from gateway.http.asgi import Request, headers_of
-from gateway.routes.context import gateway_of, is_for_own, json_response
+from gateway.routes.context import gateway_of, is_of_sibling, json_response
 from gateway.routes.views.workers_view import READY, merged_readiness, readiness
 from gateway.workers.metrics_sum import MergedRegistry
 from tenants.errors import DatabaseUnavailable, NotWritten
@@ -44,7 +44,7 @@ async def healthz() -> Response[bytes]:
     opt={"answers": {503: "Something is missing."}, "plain": 503},
 )
 async def readyz(request: Request) -> Response[bytes]:
-    shown = await readiness_of(gateway_of(request), own=is_for_own(request))
+    shown = await readiness_of(gateway_of(request), own=is_of_sibling(request))
     return json_response(shown, 200 if shown["status"] == READY else 503)
 
 
@@ -54,7 +54,7 @@ async def readiness_of(gateway: Gateway, *, own: bool = False) -> dict[str, Any]
     if own or workers is None:
         return await _readiness_here(gateway)
     here, others = await asyncio.gather(_readiness_here(gateway), workers.siblings.ask("/readyz"))
-    answers = {number: answer.json for number, answer in others.items()} | {workers.seat.number: here}
+    answers = {number: answer.json() for number, answer in others.items()} | {workers.seat.number: here}
     return merged_readiness(answers, workers.seat.count)
 
 
@@ -80,7 +80,7 @@ async def _readiness_here(gateway: Gateway) -> dict[str, Any]:
 async def metrics(request: Request) -> Response[bytes]:
     gateway = gateway_of(request)
     registry, workers = gateway.metrics.registry, gateway.deps.workers
-    if workers is not None and is_for_own(request):
+    if workers is not None and is_of_sibling(request):
         return Response(workers.metrics.own(registry), media_type="application/x-msgpack")
     whole = None if workers is None else MergedRegistry(await workers.metrics.all(registry))
     text, content_type = gateway.metrics.render(headers_of(request.scope).get("accept", ""), whole)

@@ -32,7 +32,7 @@ class MetricPages:
 
     async def all(self, registry: CollectorRegistry) -> list[Family]:
         answers = await self._siblings.ask(PATH)
-        heard = {number: _read(answer.body) for number, answer in answers.items()}
+        heard = {number: _read(answer.content) for number, answer in answers.items()}
         heard[self._seat.number] = _read(self.own(registry))
         living = [page for _, page in sorted(heard.items()) if page]
         silent = [number for number in range(self._seat.count + 1) if not heard.get(number)]

@@ -12,61 +12,32 @@ import msgspec
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.samples import Exemplar, Sample
 
-SUMMED = frozenset(
-    f"fairgate_{name}"
-    for name in (
-        "connections",
-        "console_watchers",
-        "password_hashes_open",
-        "queued",
-        "running",
-        "settlements_pending",
-        "traces_waiting",
-    )
+
+def _named(words: str) -> frozenset[str]:
+    return frozenset(f"fairgate_{word}" for word in words.split())
+
+
+SUMMED = _named(
+    """
+    connections console_watchers password_hashes_open queued running settlements_pending traces_waiting
+    """
 )
 """Gauges of what each worker has of its own."""
-MEAN = frozenset(
-    f"fairgate_{name}"
-    for name in (
-        "estimate_coverage",
-        "length_coverage",
-        "length_pinball_tokens",
-        "wait_coverage",
-    )
+MEAN = _named(
+    """
+    estimate_coverage length_coverage length_pinball_tokens wait_coverage
+    """
 )
 """Gauges of shares and means, each of a worker's own requests."""
-LARGEST = frozenset(
-    f"fairgate_{name}"
-    for name in (
-        "alerts_firing",
-        "audit_checkpoint_age_seconds",
-        "audit_damaged",
-        "audit_rows",
-        "build_info",
-        "control_holder",
-        "control_knob",
-        "control_mode",
-        "engine_info",
-        "engine_kv_blocks",
-        "engine_preemptions",
-        "engine_sequences",
-        "engine_steps",
-        "engine_traces_lost",
-        "engine_up",
-        "fair_share_lag_tokens",
-        "holds_overdue",
-        "ledger_drift_problems",
-        "length_probe_error_tokens",
-        "length_probe_judged",
-        "length_probe_pinball_tokens",
-        "length_probe_used",
-        "length_used",
-        "macro_state",
-        "macro_state_outside",
-        "macro_state_switches",
-        "quota_store_local",
-        "usage_fold_lag_seconds",
-    )
+LARGEST = _named(
+    """
+    alerts_firing audit_checkpoint_age_seconds audit_damaged audit_rows build_info control_holder
+    control_knob control_mode engine_info engine_kv_blocks engine_preemptions engine_sequences
+    engine_steps engine_traces_lost engine_up fair_share_lag_tokens holds_overdue ledger_drift_problems
+    length_probe_error_tokens length_probe_judged length_probe_pinball_tokens length_probe_used
+    length_used macro_state macro_state_outside macro_state_switches quota_store_local
+    usage_fold_lag_seconds
+    """
 )
 """What all see alike, also counters of it."""
 

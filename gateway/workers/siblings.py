@@ -5,58 +5,51 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import httpx
-import msgspec
 
 from gateway.workers.seat import Seat
 
 ANSWER_S = 1.0
-WORKER, OWN = "worker", "own"
-"""In a query: `worker=own` is answered without asking others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    status: int
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return msgspec.json.decode(self.body)
+PASSED_ON_S = 60.0
+WORKER = "worker"
+"""In a query: the number of the one that shall answer."""
+CLIENT = "x-fairgate-client"
+"""Between workers: the address of the client whose request is passed on."""
 
 
 class Siblings:
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
 
-    async def ask(self, path: str, **query: str) -> dict[int, Answer]:
-        """By seat: of those that live and answer within `ANSWER_S`."""
+    async def ask(self, path: str) -> dict[int, httpx.Response]:
+        """By seat: what those that live and answer within `ANSWER_S` have of their own."""
+        headers = {"authorization": f"Bearer {self._seat.control_token}"}
         numbers = [number for number in range(self._seat.count + 1) if number != self._seat.number]
         found = await asyncio.gather(
-            *(self.ask_one(number, path, {WORKER: OWN, **query}) for number in numbers)
+            *(self.send(number, "GET", path, headers, timeout_s=ANSWER_S) for number in numbers)
         )
-        return {number: answer for number, answer in zip(numbers, found, strict=True) if answer is not None}
+        return {each: answer for each, answer in zip(numbers, found, strict=True) if answer is not None}
 
-    async def ask_one(self, number: int, path: str, query: Mapping[str, str]) -> Answer | None:
+    async def send(
+        self,
+        number: int,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: str = "",
+        timeout_s: float = PASSED_ON_S,
+    ) -> httpx.Response | None:
         """None: it does not live, or does not answer."""
-        socket = self._seat.socket_of(number)
-        if not socket.exists():
-            return None
         # No connection is kept: the one to a worker that was replaced would fail.
-        transport = httpx.AsyncHTTPTransport(uds=str(socket), verify=_NO_TLS)
-        headers = {"authorization": f"Bearer {self._seat.control_token}", "accept-encoding": "identity"}
+        transport = httpx.AsyncHTTPTransport(uds=str(self._seat.socket_of(number)), verify=_NO_TLS)
         try:
-            async with (
-                asyncio.timeout(ANSWER_S),
-                httpx.AsyncClient(transport=transport, base_url="http://worker", headers=headers) as client,
-            ):
-                found = await client.get(path, params=dict(query))
+            async with asyncio.timeout(timeout_s), httpx.AsyncClient(transport=transport) as client:
+                headers = {"accept-encoding": "identity", **headers}
+                url = f"http://worker{path}"
+                return await client.request(method, url, headers=headers, content=body, timeout=None)
         except (httpx.HTTPError, OSError, TimeoutError):
             return None
-        return Answer(found.status_code, found.content)
 
 
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -30,7 +30,8 @@ from ops.serving import audit_key, datadir
 from ops.serving.composition import engine_sampling
 from ops.serving.hub_model import ModelMissing, with_local_model
 from ops.serving.listeners import StartFailed
-from ops.serving.serve import check_model, explain, missing_packages
+from ops.serving.processes.refusals import explain
+from ops.serving.serve import check_model, missing_packages
 from ops.serving.upstream_probe import can, plugin_detail, plugin_faults
 from ops.settings.settings import Settings
 from ops.settings.telemetry import BadTelemetry, span_target
@@ -351,28 +352,20 @@ async def _workers(settings: Settings) -> Finding:
     """As the running server says: it may have been started with another number of them."""
     name, server = "workers", datadir.running_server(settings.data_dir)
     if server is None:
-        return Finding(
-            name, True, f"{settings.workers} by the settings; no server runs on this data directory"
-        )
+        return Finding(name, True, "no server runs on this data directory")
     async with httpx.AsyncClient(timeout=5.0) as client:
         said = (await client.get(f"{server.url}/readyz")).json().get("workers")
     if said is None:
         return Finding(name, True, "one process serves")
-    status = await _status(server)
-    alive = {worker["gateway_id"] for worker in status["workers"]}
-    at = [place.parent.name for place in (settings.data_dir / "workers").glob("*/serve.lock")]
-    own = {datadir.gateway_id(settings.data_dir / "workers" / each) for each in at}
+    places = (settings.data_dir / "workers").glob("*/gateway-id")
+    own = {place.read_text(encoding="ascii").strip() for place in places}
+    serving = {worker["gateway_id"] for worker in (await _status(server))["workers"]}
     shown = f"{said['up']} of {said['of']} workers serve"
-    if len(alive) < said["of"] or said["up"] < said["of"]:
-        return Finding(
-            name, False, shown, "look at the server's log: it says why one ended or does not answer"
-        )
-    if not alive <= own:
-        foreign = ", ".join(sorted(alive - own))
-        return Finding(
-            name, False, f"{shown}; {foreign} has no directory in {settings.data_dir / 'workers'}",
-            "another server answers at this port: stop it, or give one of them another port",
-        )  # fmt: skip
+    if said["up"] < said["of"]:
+        return Finding(name, False, shown, "look at the server's log: it says why one does not answer")
+    if not serving <= own:
+        advice = f"another server answers at {server.url}: stop one of the two"
+        return Finding(name, False, f"{shown}, not all from {settings.data_dir / 'workers'}", advice)
     return Finding(name, True, shown)
 
 

@@ -62,7 +62,12 @@ async def test_a_keeper_that_does_not_answer_is_not_waited_for(monkeypatch: pyte
     monkeypatch.setattr("gateway.workers.keeper.ANSWER_S", 0.05)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "keeper.sock"
-        silent = await asyncio.start_unix_server(lambda reader, writer: asyncio.Event().wait(), path)
+
+        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+
+        silent = await asyncio.start_unix_server(listen, path)
         keeper = Keeper(path)
         assert await keeper.ask(BEGIN, "ada", "192.0.2.1") is None
         keeper.close()

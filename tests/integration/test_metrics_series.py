@@ -11,10 +11,11 @@ from typing import Any
 import httpx
 from sqlalchemy import Connection
 
+from gateway.workers.metrics_sum import LARGEST, MEAN, SUMMED, families_of
 from tenants.directory.keys import new_secret
 from tenants.storage.database import open_database
 from tenants.storage.tables.directory import key_secrets
-from tests.support.gateway_app import MODEL, PEPPER, gateway_app
+from tests.support.gateway_app import MODEL, PEPPER, gateway_and_app, gateway_app
 from tests.support.many_requests import Sizes, fill
 from tests.support.prometheus import Series, lint, series, value
 
@@ -80,6 +81,16 @@ async def test_what_clients_send_adds_no_series(sqlite_url: str, tmp_path: Path)
     assert unknown is not None
     assert unknown > 100
     assert lint(after, is_open_metrics=False) == ""
+
+
+async def test_every_gauge_has_a_rule_by_which_workers_are_merged(sqlite_url: str, tmp_path: Path) -> None:
+    async with gateway_and_app(sqlite_url, tmp_path / "data") as (_, app):
+        families = families_of(app.state.gateway.metrics.registry)
+    by_rule = [*SUMMED, *MEAN, *LARGEST]
+    assert len(by_rule) == len(set(by_rule))
+    assert {family.name for family in families if family.type == "gauge"} <= set(by_rule)
+    without_tracer = {"fairgate_traces_waiting"}
+    assert set(by_rule) - {family.name for family in families} == without_tracer, "a name that is no more"
 
 
 def with_keys(connection: Connection, number: int) -> list[str]:

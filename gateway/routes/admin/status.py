@@ -8,8 +8,9 @@ from litestar.params import FromQuery
 from gateway import errors
 from gateway.http.asgi import Request
 from gateway.routes.admin.common import READ
-from gateway.routes.context import gateway_of, is_for_own, json_response
+from gateway.routes.context import gateway_of, is_of_sibling, json_response
 from gateway.routes.health import readiness_of
+from gateway.routes.one_worker import by_one_worker
 from gateway.routes.openapi_fields import between
 from gateway.routes.views.policy_view import tenant_names
 from gateway.routes.views.status_view import forecasts_of, status_of
@@ -36,13 +37,14 @@ OF_WORKER = (
 )
 async def status(request: Request, active: FromQuery[bool] = False) -> Response[bytes]:
     gateway = gateway_of(request)
-    own = is_for_own(request)
+    own = is_of_sibling(request)
     shown = await status_of(gateway, active_only=active, own=own)
     return json_response(shown if active or own else shown | {"readiness": await readiness_of(gateway)})
 
 
 @get(
     "/admin/v1/dispatch-log",
+    before_request=by_one_worker,
     opt=READ | {"parameters": {"since": between(0), "limit": between(1, MAX_LOG_PAGE), WORKER: between(0)}},
     summary="The flow controller's events",
     description="Arrivals, dispatches (with the counters of all who waited), corrections of charges by"
@@ -50,10 +52,7 @@ async def status(request: Request, active: FromQuery[bool] = False) -> Response[
     " `first_index` is the oldest that is kept; `tenants` has names by id. " + OF_WORKER,
 )
 async def dispatch_log(
-    request: Request,
-    since: FromQuery[int] = 0,
-    limit: FromQuery[int] = 1000,
-    worker: FromQuery[int | None] = None,
+    request: Request, since: FromQuery[int] = 0, limit: FromQuery[int] = 1000, worker: FromQuery[int] = 0
 ) -> Response[bytes]:
     if since < 0:
         raise errors.bad_request(f"Invalid 'since': {since} is less than 0.", "since")
@@ -61,8 +60,6 @@ async def dispatch_log(
         raise errors.bad_request(
             f"Invalid 'limit': {limit} must be at least 1 and at most {MAX_LOG_PAGE}.", "limit"
         )
-    if (answered := await _asked_of(worker, request)) is not None:
-        return answered
     log = gateway_of(request).pools.first.flow.log
     records = list(log.since(since, limit))
     next_index = max(since, log.first_index) + len(records)
@@ -78,30 +75,14 @@ async def dispatch_log(
 
 @get(
     "/admin/v1/forecasts",
+    before_request=by_one_worker,
     opt=READ | {"parameters": {WORKER: between(0)}},
     summary="How good the forecasts are",
     description="Of output lengths: each layer of the gateway, by model, and the length probe of each engine"
     " against what was predicted on arrival; and the engines' step times. " + OF_WORKER,
 )
-async def forecasts(request: Request, worker: FromQuery[int | None] = None) -> Response[bytes]:
-    if (answered := await _asked_of(worker, request)) is not None:
-        return answered
+async def forecasts(request: Request, worker: FromQuery[int] = 0) -> Response[bytes]:
     return json_response(forecasts_of(gateway_of(request)))
-
-
-async def _asked_of(number: int | None, request: Request) -> Response[bytes] | None:
-    """The answer of the worker of this number; None: this process answers."""
-    workers = gateway_of(request).deps.workers
-    if workers is None:
-        return None
-    wanted = range(workers.seat.count + 1) if number is None else [number]
-    for each in wanted:
-        if each == workers.seat.number:
-            return None
-        query = dict(request.query_params) | {WORKER: str(each)}
-        if (answer := await workers.siblings.ask_one(each, request.url.path, query)) is not None:
-            return Response(answer.body, status_code=answer.status, media_type="application/json")
-    raise errors.bad_request(f"Invalid 'worker': no worker has the number {number} now.", WORKER)
 
 
 HANDLERS = [status, dispatch_log, forecasts]

@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from engine.messages import TIER_RANKS
@@ -36,9 +35,9 @@ async def status_of(gateway: Gateway, *, active_only: bool = False, own: bool = 
         return await _status_here(gateway, active_only=active_only, limits=not own, is_part=own)
     here, others = await asyncio.gather(
         _status_here(gateway, active_only=active_only, limits=True, is_part=True),
-        workers.siblings.ask("/admin/v1/status", active=str(active_only).lower()),
+        workers.siblings.ask(f"/admin/v1/status?active={active_only}"),
     )
-    parts = {number: answer.json for number, answer in others.items() if answer.status == HTTPStatus.OK}
+    parts = {number: answer.json() for number, answer in others.items() if answer.is_success}
     return merged_status(parts | {workers.seat.number: here}) | {"platform_limits": here["platform_limits"]}
 
 

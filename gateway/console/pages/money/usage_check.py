@@ -14,7 +14,7 @@ PATH = "/console/usage/check"
 OWN_PAGES = ("same-origin", "none")
 
 
-@page(PATH, act=Act.READ_PLATFORM)
+@page(PATH, act=Act.READ_PLATFORM, of_one=True)
 async def check_page(request: Request) -> Response[str]:
     """The last result, or with `run` a new one, shared by those who ask; other sites' links start none."""
     check = gateway_of(request).usage_check

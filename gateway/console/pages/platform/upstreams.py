@@ -116,7 +116,7 @@ def drain_effects(pool: str, replica: Row, others: Sequence[Row], missing: int) 
     return effects
 
 
-@page(PATH, act=Act.READ_PLATFORM)
+@page(PATH, act=Act.READ_PLATFORM, of_one=True)
 async def upstreams_page(request: Request) -> Response[str]:
     return await _shown(request)
 

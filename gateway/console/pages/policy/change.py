@@ -24,7 +24,7 @@ from tenants.errors import Invalid, PreconditionFailed
 from tenants.people.roles import Act
 
 
-@form(CHANGE, act=Act.CHANGE_PLATFORM)
+@form(CHANGE, act=Act.CHANGE_PLATFORM, of_one=True)
 async def change(request: Request) -> Response[str]:
     """Shows what would change; with that state's tag it changes it."""
     visit, gateway = visit_of(request), gateway_of(request)

@@ -118,12 +118,12 @@ def dispatches_of(
     return sorted(turns, key=lambda turn: -turn["at_us"])[:MOST_DISPATCHES]
 
 
-@page(PATH, act=Act.READ_PLATFORM)
+@page(PATH, act=Act.READ_PLATFORM, of_one=True)
 async def policy_page(request: Request) -> Response[str]:
     return await policy_shown(request)
 
 
-@form(RUNS, act=Act.CHANGE_PLATFORM, lines=what_if_form.LINES)
+@form(RUNS, act=Act.CHANGE_PLATFORM, lines=what_if_form.LINES, of_one=True)
 async def begin(request: Request) -> Response[str]:
     visit, gateway = visit_of(request), gateway_of(request)
     deps = gateway.deps

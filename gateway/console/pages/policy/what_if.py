@@ -92,12 +92,12 @@ def _value(value: Any) -> str:
     return str(value)
 
 
-@page(RUN, act=Act.READ_PLATFORM)
+@page(RUN, act=Act.READ_PLATFORM, of_one=True)
 async def what_if_page(request: Request, run: FromPath[str]) -> Response[str]:
     return _shown(request, _run_of(gateway_of(request), run))
 
 
-@page(f"{RUN}/report", act=Act.READ_PLATFORM)
+@page(f"{RUN}/report", act=Act.READ_PLATFORM, of_one=True)
 async def what_if_file(request: Request, run: FromPath[str]) -> Response[str]:
     """The exact report, as `fairgate whatif --json` prints it."""
     shown = _run_of(gateway_of(request), run)
@@ -107,7 +107,7 @@ async def what_if_file(request: Request, run: FromPath[str]) -> Response[str]:
     return Response(json.dumps(shown.report, indent=2), headers=headers, media_type="application/json")
 
 
-@form(f"{RUN}/cancel", act=Act.CHANGE_PLATFORM)
+@form(f"{RUN}/cancel", act=Act.CHANGE_PLATFORM, of_one=True)
 async def cancel(request: Request, run: FromPath[str]) -> Response[str]:
     gateway = gateway_of(request)
     shown = _run_of(gateway, run)
@@ -116,7 +116,7 @@ async def cancel(request: Request, run: FromPath[str]) -> Response[str]:
     return redirect(f"{RUNS}/{shown.run_id}")
 
 
-@form(f"{RUN}/apply", act=Act.CHANGE_PLATFORM)
+@form(f"{RUN}/apply", act=Act.CHANGE_PLATFORM, of_one=True)
 async def apply(request: Request, run: FromPath[str]) -> Response[str]:
     """Shows what would change; with that state's tag it applies it."""
     visit, gateway = visit_of(request), gateway_of(request)
