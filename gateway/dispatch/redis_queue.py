@@ -37,7 +37,7 @@ from gateway.flow.types import Deadlines
 from gateway.flow.window import Replica
 from tenants.quota.redis_calls import Passenger
 from tenants.quota.store import QuotaStoreUnavailable
-from tenants.storage.redis_client import is_cluster, open_client
+from tenants.storage.redis_client import open_client
 from tenants.storage.task_stop import stop
 
 DEFER_S = 0.05
@@ -90,8 +90,6 @@ class RedisQueue:
         """The channel in which a gateway announces that it restarted the pool."""
         # An exchange is repeated by the session, under its number, never by the client library.
         self._redis: Any = open_client(url, timeout_s, retries=False)
-        # Of a cluster, where another node has it than the call that would take it along.
-        self._rides = not is_cluster(url)
         self._script = self._redis.register_script(codec.script())
         self._look_script = self._redis.register_script(codec.look_script())
         self._look_keys = codec.look_keys(prefix, pool)
@@ -265,7 +263,7 @@ class RedisQueue:
 
     def board(self) -> Passenger | None:
         """The next message, to be sent along with another call to the same Redis; None: nothing."""
-        if not self._rides or self.is_away or not self._session.belongs or not self._session.has_news:
+        if self.is_away or not self._session.belongs or not self._session.has_news:
             return None
         message = self._session.message(self._clock(), self._replicas())
         if message is None:

@@ -25,21 +25,14 @@ FORMED_S = 60.0
 
 @dataclass
 class Cluster:
-    """The nodes: first the masters, then their replicas. Killed ones come back empty, with their place."""
+    """The nodes: first the masters, then their replicas. Killed ones start empty, in their old place."""
 
     nodes: list[Service]
     masters: int
-    scheme: str = "redis+cluster"
 
     @property
     def url(self) -> str:
-        return f"{self.scheme}://{','.join(_place(node) for node in self.nodes[:2])}"
-
-    def kill(self, node: Service) -> None:
-        node.kill()
-
-    def restart(self, node: Service) -> None:
-        node.start()
+        return f"redis+cluster://{','.join(_place(node) for node in self.nodes[:2])}"
 
     def stop(self) -> None:
         for node in self.nodes:
@@ -110,15 +103,19 @@ def start_cluster(masters: int = 3, replicas: int = 1, binary: Path | None = Non
 class Watched:
     """A master with a replica, and Sentinels that replace one by the other."""
 
-    servers: list[Service]
+    nodes: list[Service]
     sentinels: list[Service]
 
     @property
     def url(self) -> str:
         return f"redis+sentinel://{','.join(map(_place, self.sentinels))}/fairgate/0"
 
+    def master_of(self, slot: int) -> Service:
+        """Before the first one died."""
+        return self.nodes[0]
+
     def stop(self) -> None:
-        for each in (*self.sentinels, *self.servers):
+        for each in (*self.sentinels, *self.nodes):
             each.stop()
 
 

@@ -201,6 +201,11 @@ def redis_binaries(*, path: str | None = None) -> list[Path]:
     return [entry for entry in dict.fromkeys(candidates) if _version(entry) >= OLDEST_REDIS]
 
 
+def valkey_binaries(*, path: str | None = None) -> list[Path]:
+    """Every `valkey-server`."""
+    return [Path(found)] if (found := shutil.which("valkey-server", path=path)) else []
+
+
 def start_redis(binary: Path | None = None, *, cluster: bool = False) -> Service:
     """An empty Redis without persistence that ends with this process. `cluster`: one node with all slots."""
     if binary is None:

@@ -41,6 +41,7 @@ from tenants.directory.gateways import GatewayRegistry, IdentityTaken, Instance
 from tenants.errors import Invalid, TenancyError
 from tenants.quota.store import QuotaStoreRecovering, QuotaStoreUnavailable
 from tenants.storage.database import open_database
+from tenants.storage.redis_url import parse_redis_url
 
 MAX_CLOCK_SKEW_S = 2.0
 CHECKPOINTS_LATE = 3
@@ -260,13 +261,14 @@ def open_redis(url: str) -> str | None:
         if directory.is_dir() and directory.stat().st_mode & 0o007:
             return f"its socket {parts.path} is open to every user of this machine, without a password"
         return None
-    host = parts.hostname or "localhost"
-    with contextlib.suppress(ValueError):
-        if ipaddress.ip_address(host).is_loopback:
-            return None
-    if host == "localhost":
-        return None
-    return f"{host} takes commands without a password: what tenants have used can be changed from any host"
+    named = [host.rpartition(":")[0].strip("[]") for host in parse_redis_url(url).hosts]
+    for host in named or [parts.hostname or "localhost"]:
+        is_here = host == "localhost"
+        with contextlib.suppress(ValueError):
+            is_here = ipaddress.ip_address(host).is_loopback
+        if not is_here:
+            return f"{host} takes commands without a password: any host can change what tenants have used"
+    return None
 
 
 async def _redis(settings: Settings) -> Finding:
@@ -295,8 +297,8 @@ async def _redis(settings: Settings) -> Finding:
         )
     finally:
         await store.close()
-    policy = await _eviction_policy(settings.redis_url)
-    if policy not in (None, "noeviction"):
+    policies = await _eviction_policies(settings.redis_url)
+    for policy in policies - {None, "noeviction"}:
         return Finding(
             "redis",
             False,
@@ -306,19 +308,25 @@ async def _redis(settings: Settings) -> Finding:
     return Finding("redis", True, says)
 
 
-async def _eviction_policy(url: str) -> str | None:
-    """Redis's eviction policy by INFO (managed ones refuse CONFIG); None: not stated."""
-    from redis.asyncio import Redis
+async def _eviction_policies(url: str) -> set[str | None]:
+    """Of each server, by INFO (managed ones refuse CONFIG); None: not stated."""
+    found = await _ask_redis(url, "INFO", "memory")
+    return {each.get("maxmemory_policy") for each in found}
+
+
+async def _ask_redis(url: str, *command: str) -> list[Any]:
+    """The answer of each server; none where one does not answer: the Redis check says so."""
     from redis.exceptions import RedisError
 
-    from tenants.storage.redis_client import redis_options
+    from tenants.storage.redis_client import ask_servers, open_client
 
+    client = open_client(url, 3.0)
     try:
-        async with Redis.from_url(url, **redis_options(2.0)) as client:
-            policy = (await client.info("memory")).get("maxmemory_policy")
+        return list((await ask_servers(client, *command)).values())
     except (RedisError, OSError, TimeoutError):
-        return None
-    return None if policy is None else str(policy)
+        return []
+    finally:
+        await client.aclose()
 
 
 async def _model(settings: Settings) -> Finding:
@@ -503,9 +511,7 @@ async def _clock(settings: Settings) -> Finding:
         before_s = time.time()
         theirs_s = await read(settings)
         after_s = time.time()
-        if theirs_s is None:
-            continue
-        skew_s = clock_skew_s(before_s, theirs_s, after_s)
+        skew_s = max((clock_skew_s(before_s, each_s, after_s) for each_s in theirs_s), default=0.0)
         if skew_s > MAX_CLOCK_SKEW_S:
             return Finding("clock", False, f"it differs from the {name}'s by {skew_s:.1f} s", SYNCHRONISE)
     return Finding("clock", True, f"{now:%Y-%m-%d %H:%M:%S} UTC")
@@ -516,31 +522,23 @@ def clock_skew_s(before_s: float, theirs_s: float, after_s: float) -> float:
     return max(0.0, before_s - theirs_s, theirs_s - after_s)
 
 
-async def _database_time(settings: Settings) -> float | None:
+async def _database_time(settings: Settings) -> list[float]:
     """PostgreSQL has a clock of its own; SQLite uses ours."""
     if settings.resolved_database_url.startswith("sqlite"):
-        return None
+        return []
     database = open_database(settings.resolved_database_url)
     try:
         query = text("SELECT extract(epoch FROM clock_timestamp())")
-        return float(await database.read(lambda connection: connection.execute(query).scalar_one()))
+        return [float(await database.read(lambda connection: connection.execute(query).scalar_one()))]
     except TenancyError:
-        return None  # the database check says so
+        return []  # the database check says so
     finally:
         await database.close()
 
 
-async def _redis_time(settings: Settings) -> float | None:
+async def _redis_time(settings: Settings) -> list[float]:
+    """Of each server."""
     if not settings.redis_url or importlib.util.find_spec("redis") is None:
-        return None
-    from redis.asyncio import Redis
-    from redis.exceptions import RedisError
-
-    client = Redis.from_url(settings.redis_url, socket_timeout=3, socket_connect_timeout=3)
-    try:
-        whole_s, microseconds = await client.time()
-        return float(whole_s) + float(microseconds) / 1e6
-    except (RedisError, OSError):
-        return None  # the Redis check says so
-    finally:
-        await client.aclose()
+        return []
+    times = await _ask_redis(settings.redis_url, "TIME")
+    return [float(whole_s) + float(microseconds) / 1e6 for whole_s, microseconds in times]

@@ -171,7 +171,8 @@ def _refuse(error: Exception, settings: Settings) -> int:
 
 def _without_password(url: str) -> str:
     scheme, separator, rest = url.partition("://")
-    credentials, at, place = rest.rpartition("@")
+    # What follows a `?` may have the Sentinels' password.
+    credentials, at, place = rest.partition("?")[0].rpartition("@")
     user = credentials.partition(":")[0]
     return f"{scheme}{separator}{user + at if user else ''}{place}"
 

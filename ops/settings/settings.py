@@ -110,8 +110,10 @@ class Settings:
     ] = field(default="", repr=False)
     redis_url: Annotated[
         str,
-        values.url("redis", "rediss", "unix", example="redis://127.0.0.1:6379/0"),
-        "Redis that holds the quota counters; the default keeps them in the process.",
+        values.redis_url(),
+        "Redis that holds the quota counters: a server, a Redis Cluster (redis+cluster://HOST:PORT,HOST:PORT)"
+        " or what Sentinels watch (redis+sentinel://HOST:PORT,HOST:PORT/SERVICE); the default keeps them in"
+        " the process.",
     ] = field(default="", repr=False)
     prices: Annotated[
         dict[str, Price],

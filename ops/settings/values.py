@@ -22,6 +22,7 @@ from gateway.config import Origin
 from tenants.errors import Invalid
 from tenants.networks import Network, network_of
 from tenants.pricing.pricing import Price
+from tenants.storage.redis_url import parse_redis_url
 
 T = TypeVar("T")
 
@@ -201,6 +202,18 @@ def url(*schemes: str, example: str) -> ValueKind[str]:
         return text
 
     return ValueKind(f"a URL such as {example}, or nothing", parse)
+
+
+def redis_url() -> ValueKind[str]:
+    """A URL of Redis, of one server, Sentinels or a cluster; empty: not set."""
+
+    def parse(text: str) -> str:
+        try:
+            return parse_redis_url(text).url if text else text
+        except ValueError as error:
+            raise Unaccepted(str(error)) from None
+
+    return ValueKind("a URL such as redis://127.0.0.1:6379/0, or nothing", parse)
 
 
 def prices() -> ValueKind[dict[str, Price]]:

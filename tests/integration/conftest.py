@@ -23,6 +23,16 @@ NO_PASSWORD = HASHER.hash(token_hex())
 ON_POSTGRESQL = re.compile(r"\[.*\bpostgresql\b")
 
 
+ON_CLUSTERS = {"test_peer_requests.py", "test_two_gateways_fair.py", "test_two_gateways_fair_redis.py"}
+"""What takes a `redis_url` there runs on clusters of Redis and Valkey, too."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.path.name in ON_CLUSTERS and "redis_url" in metafunc.fixturenames:
+        clusters = [pytest.param(f"{kind}_cluster", marks=pytest.mark.long) for kind in ("redis", "valkey")]
+        metafunc.parametrize("redis_url", ["redis_server", *clusters], indirect=True)
+
+
 @pytest.fixture(autouse=True)
 def _cheap_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a hash costs is checked by tests/unit/tenants/people/test_passwords.py."""

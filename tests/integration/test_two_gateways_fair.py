@@ -95,7 +95,7 @@ class House:
 
 @pytest.fixture
 def house(redis_url: str) -> Iterator[House]:
-    with redis.Redis.from_url(redis_url) as client:
+    with services.open_redis(redis_url) as client:
         made = House(client)
         made.hear()
         yield made
@@ -334,7 +334,7 @@ class Load:
 
 @pytest.mark.parametrize("how", SPOIL)
 def test_a_key_that_is_lost_or_spoilt_costs_no_request(redis_url: str, how: str) -> None:
-    with redis.Redis.from_url(redis_url) as client:
+    with services.open_redis(redis_url) as client:
         for number in range(codec.NUM_KEYS):
             load = Load(client)
             key = load.house.pool.keys[number]
@@ -347,7 +347,7 @@ def test_a_key_that_is_lost_or_spoilt_costs_no_request(redis_url: str, how: str)
 
 def test_a_tenant_that_is_missing_is_not_taken_for_a_new_one(redis_url: str) -> None:
     """It would begin with no charge, and its lines with a count below nothing."""
-    with redis.Redis.from_url(redis_url) as client:
+    with services.open_redis(redis_url) as client:
         load = Load(client)
         client.hdel(load.house.pool.keys[1], "rich")
         load.house.east.finish(load.house.running(load.house.east)[0], 100, 50, load.house.now_s)
@@ -392,7 +392,7 @@ def _cut_after(client: Any, calls: int) -> bool:
 
 @pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.long)])
 def test_a_call_that_fails_half_way_costs_no_request(redis_url: str, step: int) -> None:
-    with redis.Redis.from_url(redis_url) as client:
+    with services.open_redis(redis_url) as client:
         failed = list(takewhile(lambda calls: _cut_after(client, calls), count(1, step)))
     assert len(failed) * step > 25
 

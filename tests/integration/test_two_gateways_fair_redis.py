@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import redis
+from redis.crc import key_slot
 
 from engine.entry import QueueEntry
 from engine.scheduling.policy import UnknownPolicy
@@ -213,7 +215,7 @@ async def test_a_server_that_forgot_the_script_is_told_it_again(
     store.board = gateway.queue.board
     async with running(gateway):
         await one_request(gateway, store, "warm")
-        with redis.Redis.from_url(redis_url) as client:
+        with services.open_redis(redis_url) as client:
             client.script_flush()
             await one_request(gateway, store, "r1")
             client.script_flush()
@@ -234,7 +236,7 @@ async def test_a_queue_that_is_spoilt_begins_anew_for_both_gateways(redis_url: s
         west.arrive("runs")
         west.arrive("runs too")
         await west.has_turns(2)
-        with redis.Redis.from_url(redis_url) as client:
+        with services.open_redis(redis_url) as client:
             client.set("fairgate:flow:{pool}:meta", "garbage")
         east.arrive("first")
         await until(lambda: east.queue.pool_queued[2] == 1 and west.queue.pool_queued[2] == 1)
@@ -294,17 +296,43 @@ async def test_while_redis_is_away_nobody_has_a_turn_and_afterwards_everybody_on
         assert (east.turns, west.turns) == (["e0"], ["w0"])
         own_redis.start()  # empty
         # w0 still runs, so one place is free; then each end brings the next.
-        async with asyncio.timeout(DEADLINE_S):
-            ended: set[str] = {"e0"}
-            while len(east.turns) + len(west.turns) < 8:
-                for gateway in (east, west):
-                    assert len(set(gateway.turns) - ended) <= 2
-                    for name in set(gateway.turns) - ended:
-                        ended.add(name)
-                        gateway.finish(name)
-                await asyncio.sleep(0.01)
-        assert sorted(east.turns) == [f"e{number}" for number in range(4)]
-        assert sorted(west.turns) == [f"w{number}" for number in range(4)]
+        await all_have_turns(east, west, 4)
+
+
+async def all_have_turns(east: Gateway, west: Gateway, count: int) -> None:
+    """Each its own, once, after e0 ended; what runs ends."""
+    ended: set[str] = {"e0"}
+    async with asyncio.timeout(DEADLINE_S):
+        while len(east.turns) + len(west.turns) < 2 * count:
+            for gateway in (east, west):
+                assert len(set(gateway.turns) - ended) <= 2
+                for name in set(gateway.turns) - ended:
+                    ended.add(name)
+                    gateway.finish(name)
+            await asyncio.sleep(0.01)
+    assert sorted(east.turns) == [f"e{number}" for number in range(count)]
+    assert sorted(west.turns) == [f"w{number}" for number in range(count)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("start", [services.start_cluster, services.start_sentinel])
+async def test_a_master_dies_and_the_queue_goes_on_with_its_replica(start: Callable[[], Any]) -> None:
+    server = start()
+    async with AsyncExitStack() as closing:
+        closing.callback(server.stop)
+        east, west = Gateway(server.url, "east", 2), Gateway(server.url, "west", 2)
+        await closing.enter_async_context(running(east, west))
+        east.arrive("e0")
+        west.arrive("w0", "two")
+        await asyncio.gather(east.has_turns(1), west.has_turns(1))
+        server.master_of(key_slot(b"pool")).kill()
+        for number in range(1, 4):
+            east.arrive(f"e{number}")
+            west.arrive(f"w{number}", "two")
+        east.finish("e0")
+        await until(lambda: east.queue.is_away and west.queue.is_away)
+        await all_have_turns(east, west, 4)
+        await until(lambda: east.queue.is_listening and west.queue.is_listening)
 
 
 async def test_alone_a_gateway_goes_on_by_itself_and_joins_again(own_redis: services.Service) -> None:

@@ -66,13 +66,27 @@ def cluster_url(redis_cluster: services.Cluster) -> str:
     return redis_cluster.url
 
 
+@pytest.fixture(scope="session")
+def valkey_cluster() -> Iterator[services.Cluster]:
+    """As `redis_cluster`, of Valkey; skips where there is none."""
+    binary = next(iter(services.valkey_binaries()), None)
+    if binary is None:
+        pytest.skip("no valkey-server on PATH")
+    cluster = services.start_cluster(binary=binary)
+    yield cluster
+    cluster.stop()
+
+
 @pytest.fixture
-def redis_url(redis_server: str) -> Iterator[str]:
-    """A Redis without any Fairgate keys."""
-    services.delete_keys(redis_server)
-    yield redis_server
+def redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A Redis without any Fairgate keys: one server, or what the test's parameter names."""
+    kind = getattr(request, "param", "redis_server")
+    found = request.getfixturevalue(kind)
+    url = found if isinstance(found, str) else found.url
+    services.delete_keys(url)
+    yield url
     with suppress(Exception):  # a test may have killed it
-        services.delete_keys(redis_server)
+        services.delete_keys(url)
 
 
 @pytest.fixture(scope="session")

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import re
 import uuid
+from typing import Any
 
 import psycopg
 import redis
 from psycopg import sql
+from redis.cluster import ClusterNode
 
 from ops.sandbox.free_port import free_port
 from ops.sandbox.redis_cluster import Cluster, start_cluster, start_sentinel
@@ -25,12 +27,14 @@ from ops.sandbox.services import (
     redis_binaries,
     start_postgres,
     start_redis,
+    valkey_binaries,
 )
+from tenants.storage.redis_url import CLUSTER, parse_redis_url
 
 __all__ = [
     "Cluster", "NoServer", "Service", "create_database", "database_name", "delete_keys", "drop_database",
-    "free_port", "libpq_url", "postgres_binaries", "redis_binaries", "start_cluster",
-    "start_postgres", "start_redis", "start_sentinel",
+    "free_port", "libpq_url", "open_redis", "postgres_binaries", "redis_binaries", "start_cluster",
+    "start_postgres", "start_redis", "start_sentinel", "valkey_binaries",
 ]  # fmt: skip
 
 
@@ -62,9 +66,18 @@ def libpq_url(url: str) -> str:
     return re.sub(r"^postgres(ql)?(\+\w+)?://", "postgresql://", url)
 
 
+def open_redis(url: str) -> Any:
+    """A client that does not wait for an event loop, of one server or of a cluster."""
+    place = parse_redis_url(url)
+    if place.kind != CLUSTER:
+        return redis.Redis.from_url(url)
+    nodes = [ClusterNode(host, int(port)) for host, _, port in (each.rpartition(":") for each in place.hosts)]
+    return redis.RedisCluster(startup_nodes=nodes)
+
+
 def delete_keys(url: str, prefix: str = "fairgate") -> None:
     """Deletes the keys that begin with `prefix`, and no others."""
-    with redis.Redis.from_url(url) as client:
+    with open_redis(url) as client:
         keys = list(client.scan_iter(match=f"{prefix}*", count=1000))
         for start in range(0, len(keys), 1000):
             client.unlink(*keys[start : start + 1000])
