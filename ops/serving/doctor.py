@@ -293,7 +293,7 @@ async def _redis(settings: Settings) -> Finding:
         await store.ping()
     except QuotaStoreRecovering:
         says = "answers; the next gateway fills its counters from the ledger"
-    except QuotaStoreUnavailable as error:
+    except (QuotaStoreUnavailable, Invalid) as error:
         return Finding(
             "redis", False, explain(error, settings), "start it, or correct --redis-url (FAIRGATE_REDIS_URL)"
         )

@@ -105,6 +105,8 @@ class TwoSteps(OnePlace):
         own, shared = self._split(limits)
         if not shared:
             return await self._rebind(places[0], request_id, own, hold, used, must_fit)
+        if not await self._redis.hexists(self._holds_of(places[0]), request_id):
+            raise KeyError(request_id)
         is_new, is_kept = PLATFORM not in places, False
         self._note(request_id, (places[0], PLATFORM))
         try:
@@ -158,11 +160,14 @@ class TwoSteps(OnePlace):
         tenants.sort(key=lambda tenant_id: tenant_id == PLATFORM)
         pipeline = self._redis.pipeline(transaction=False)
         for tenant_id in tenants:
-            pipeline.hexists(f"{self._prefix}:{{{tenant_id}}}:holds", request_id)
+            pipeline.hexists(self._holds_of(tenant_id), request_id)
         found = zip(tenants, await pipeline.execute(), strict=True)
         if places := tuple(tenant_id for tenant_id, exists in found if exists):
             self._note(request_id, places)
         return places
+
+    def _holds_of(self, place: str) -> str:
+        return f"{self._prefix}:{{{place}}}:holds"
 
 
 def _in_order(denied: Denied, other_states: Sequence[Any], limits: Sequence[Limit] = ()) -> Denied:
