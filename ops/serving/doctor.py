@@ -30,7 +30,8 @@ from ops.serving import audit_key, datadir
 from ops.serving.composition import engine_sampling
 from ops.serving.hub_model import ModelMissing, with_local_model
 from ops.serving.listeners import StartFailed
-from ops.serving.serve import check_model, explain, missing_packages
+from ops.serving.processes.refusals import explain
+from ops.serving.serve import check_model, missing_packages
 from ops.serving.upstream_probe import can, plugin_detail, plugin_faults
 from ops.settings.settings import Settings
 from ops.settings.telemetry import BadTelemetry, span_target

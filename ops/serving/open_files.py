@@ -50,6 +50,8 @@ def divided(settings: Settings, open_files: int) -> OpenFiles:
     left = open_files - backlog - OWN - (REDIS if settings.redis_url else 0)
     if settings.admin.listen:
         left -= ADMIN_CONNECTIONS + backlog
+    if settings.workers > 1:
+        left -= ADMIN_CONNECTIONS  # what other workers ask this one
     # A request at another server is a client's, too: an upstream that may have any number takes half.
     at_upstreams = sum(upstream.max_concurrent + SPARE_CONNECTIONS for upstream in settings.upstreams)
     left -= min(at_upstreams, left // 2)

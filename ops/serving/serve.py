@@ -16,38 +16,21 @@ from pathlib import Path
 
 import uvloop
 
-from engine.client.client import EngineUnavailable
-from gateway.requests.prompt import TokenizerMissing
 from migrations import runner
 from ops.serving import datadir
 from ops.serving.composition import build
-from ops.serving.first_start import Announce, announced
-from ops.serving.hub_model import ModelMissing, with_local_model
+from ops.serving.hub_model import with_local_model
 from ops.serving.listeners import Door, StartFailed, doors
 from ops.serving.logs import open_log
 from ops.serving.open_files import OpenFiles, divided, raise_limit
-from ops.serving.process import Stop, Stopped, run_gateway
-from ops.serving.supervisor import EngineStartFailed
-from ops.serving.workers import run_workers
-from ops.settings.settings import BadSetting, Settings
-from tenants.errors import DatabaseUnavailable, NotWritten, TenancyError
-from tenants.quota.store import QuotaStoreUnavailable
+from ops.serving.processes.first_start import Announce, announced
+from ops.serving.processes.gateway_process import Stop, Stopped, run_gateway
+from ops.serving.processes.refusals import REFUSALS, explain
+from ops.serving.processes.workers import run_workers
+from ops.settings.settings import Settings
 
 ENGINE_PACKAGES = ("torch", "transformers", "safetensors")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
-REFUSALS = (
-    StartFailed,
-    BadSetting,
-    ModelMissing,
-    datadir.DataDirRefused,
-    TenancyError,
-    TokenizerMissing,
-    QuotaStoreUnavailable,
-    EngineStartFailed,
-    EngineUnavailable,
-    OSError,
-)
-"""What stops a start; `explain` has a line for each."""
 LATE_END_S = 5.0
 """After its drain a worker has ended."""
 
@@ -110,32 +93,6 @@ def check_model(model: Path) -> None:
         raise StartFailed(
             f"model directory {model} has no weights (*.safetensors); download or save them there first"
         )
-
-
-def explain(error: Exception, settings: Settings) -> str:
-    """One line: what is wrong and what to do, without the driver's own message."""
-    if isinstance(error, QuotaStoreUnavailable):
-        return (
-            f"Redis at {_without_password(settings.redis_url)}: {error}; start it, correct --redis-url,"
-            " or leave it out to keep the counters in the process"
-        )
-    if isinstance(error, DatabaseUnavailable):
-        way_out = "start it or correct --database-url"
-        if isinstance(error, NotWritten):
-            way_out = "its disk needs room, and must be writable"
-        return f"database {_without_password(settings.resolved_database_url)}: {error}; {way_out}"
-    if isinstance(error, EngineStartFailed):
-        return f"the engine did not start: {error}"
-    if isinstance(error, OSError):
-        return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
-    return str(error)
-
-
-def _without_password(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    credentials, at, place = rest.rpartition("@")
-    user = credentials.partition(":")[0]
-    return f"{scheme}{separator}{user + at if user else ''}{place}"
 
 
 async def _run(settings: Settings, pepper: bytes, door: Door, limits: OpenFiles, announce: Announce) -> None:

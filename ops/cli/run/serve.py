@@ -15,7 +15,7 @@ from ops.serving.datadir import forget_set_up_link, write_owner_key, write_set_u
 from ops.settings.settings import POLICY_OPTION_FLAG, SETTINGS, SettingInfo
 
 if TYPE_CHECKING:
-    from ops.serving.first_start import Started
+    from ops.serving.processes.first_start import Started
 
 ALREADY_COMMON = {"data_dir", "database_url"}
 HELP_ALL = "fairgate.help_all"

@@ -75,6 +75,7 @@ def test_what_is_heard_counts_for_more_than_what_is_said(
     ("words", "members", "name", "line"),
     [
         ([said("a b", A)], [], "a b", "its name must be 1 to 64 letters"),
+        ([said("one@", A)], [], "one@", "its name must be 1 to 64 letters"),
         ([said("x" * 65, A)], [], "x" * 64, "its name must be 1 to 64 letters"),
         ([said("one", "http://x")], [], "one", "'http://x' is no address like tcp://HOST:PORT (sql)"),
         ([said("one", A), said("two", A)], [], "two", f"{A} is the address of one (sql)"),
@@ -116,3 +117,8 @@ def test_who_joins_proves_what_it_is(changes: dict[str, Any], expected: dict[str
     found = objection(ready, **wanted)
     assert why in found
     assert bool(found) == bool(why)
+
+
+def test_an_engine_of_a_server_s_workers_has_that_server_s_id_in_its_name() -> None:
+    name = "engine-0@gw_0123456789ab"
+    assert decided([said(name, A)]).acts == {name: MemberAct.JOIN}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ops.cli.run.serve import _announce
-from ops.serving.first_start import Started
+from ops.serving.processes.first_start import Started
 
 
 def started(data_dir: Path) -> Started:

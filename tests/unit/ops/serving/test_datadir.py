@@ -129,3 +129,15 @@ def test_the_admin_api_is_found_where_it_listens(settings: Settings) -> None:
         found = datadir.running_server(settings.data_dir)
         assert found is not None
         assert found.url_of_admin == "http://a:1"
+
+
+def test_a_worker_of_an_earlier_server_is_waited_for_and_named(tmp_path: Path) -> None:
+    datadir.wait_for_workers(tmp_path, 0)
+    place = datadir.worker_dir(tmp_path, 1)
+    place.mkdir(parents=True)
+    with (
+        datadir.serve_lock(place),
+        pytest.raises(DataDirRefused, match=rf"still runs on {place}: .*gateway.drain"),
+    ):
+        datadir.wait_for_workers(tmp_path, 0)
+    datadir.wait_for_workers(tmp_path, 0)

@@ -85,3 +85,8 @@ def test_only_our_own_loggers_are_switched() -> None:
         assert (ours.level, root.level) == (logging.WARNING, others)
     finally:
         ours.setLevel(before)
+
+
+def test_a_worker_s_lines_have_its_number() -> None:
+    assert " WARNING worker=3 fairgate.x: no" in line_of(TextLines(3), record("no"), None)
+    assert json.loads(line_of(JsonLines(3), record("no"), None))["worker"] == 3

@@ -1,4 +1,4 @@
-"""One gateway process of several: `python -m ops.serving.worker`, started by `ops/serving/workers.py`.
+"""One gateway process of several: `python -m ops.serving.processes.worker`, which `workers.py` starts.
 
 Its post comes on standard input, which its supervisor keeps open: when that ends, the worker drains, as at
 SIGTERM; SIGINT cuts its requests. On standard output it says one line: that it is up, or why it is not.
@@ -22,8 +22,8 @@ from ops.serving.composition import build
 from ops.serving.logs import open_log
 from ops.serving.open_files import raise_limit
 from ops.serving.post import UP, Post
-from ops.serving.process import Stop, Stopped, run_gateway
-from ops.serving.serve import REFUSALS, explain
+from ops.serving.processes.gateway_process import Stop, Stopped, run_gateway
+from ops.serving.processes.refusals import REFUSALS, explain
 
 
 def main() -> int:

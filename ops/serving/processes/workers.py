@@ -28,12 +28,12 @@ from gateway.workers.seat import Seat
 from gateway.workers.tally import Tally
 from ops.serving import audit_key, datadir
 from ops.serving.composition import engine_options, gateway_config, open_admin, seed_prices
-from ops.serving.first_start import Announce, announced
 from ops.serving.listeners import Door, StartFailed
 from ops.serving.members import run_elsewhere
 from ops.serving.open_files import OpenFiles
 from ops.serving.post import UP, Post
-from ops.serving.process import MODEL_LOAD_S, Stop, switch_level
+from ops.serving.processes.first_start import Announce, announced
+from ops.serving.processes.gateway_process import MODEL_LOAD_S, Stop, switch_level
 from ops.serving.supervised import open_supervised
 from ops.serving.supervisor import STABLE_S, backoff_s, child_environment
 from ops.settings.settings import Settings
@@ -42,7 +42,7 @@ from tenants.audit.log import AuditLog
 from tenants.directory.gateways import GatewayRegistry
 from tenants.storage.database import open_database
 
-COMMAND = (sys.executable, "-P", "-m", "ops.serving.worker")
+COMMAND = (sys.executable, "-P", "-m", "ops.serving.processes.worker")
 
 log = logging.getLogger("fairgate.workers")
 
@@ -66,7 +66,7 @@ async def run_workers(
         keeper = await serve_keeper(seat.keeper, kept_limits(gateway_config(settings)))
         closing.callback(keeper.close)
         tally = Tally.create(seat.tally, seat.count + 1)
-        workers = Workers(Post(seat, settings, pepper, limits, engines, ()), doors, tally)
+        workers = WorkerSet(Post(seat, settings, pepper, limits, engines, ()), doors, tally)
         stop.cut = workers.cut
         closing.push_async_callback(workers.close)
         await stop.first(workers.start())
@@ -108,7 +108,7 @@ class _Worker:
             self.process.send_signal(number)
 
 
-class Workers:
+class WorkerSet:
     """Use from one event loop."""
 
     def __init__(self, post: Post, doors: Sequence[Door], tally: Tally) -> None:
