@@ -28,10 +28,10 @@ WHAT_STATES_MEAN = "; ".join(f"{state}: {what}" for state, what in STATES.items(
     opt=READ,
     summary="Served models and their replicas",
     description=f"Of each replica `state` ({WHAT_STATES_MEAN}), `in_flight` (requests of all gateways that"
-    " share a Redis, as is `queued`; `gateways_missing` did not answer), its `drain` or null, and what the gateway knows of"
-    " it. `drained_elsewhere`: drains of replicas that only other gateways have. `members`: engines that run"
-    " elsewhere, each with the source that names it, its `state` and `why` it does not serve; and sources"
-    " that fail.",
+    " share a Redis, as is `queued`; `gateways_missing` did not answer), its `drain` or null, and what the"
+    " gateway knows of it. `drained_elsewhere`: drains of replicas that only other gateways have."
+    " `members`: engines that run elsewhere, each with the source that names it, its `state` and"
+    " `why` it does not serve; and sources that fail.",
 )
 async def list_upstreams(request: Request) -> Response[bytes]:
     return json_response(await upstreams_of(gateway_of(request)))
