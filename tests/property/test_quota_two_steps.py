@@ -75,7 +75,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 @pytest.fixture(scope="module")
 def gateways(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[list[RedisQuotaStore], Clock]]:
-    server = services.start_redis(cluster=True)
+    server = services.start_cluster(1, 0).nodes[0]
     clock, url = Clock(), server.url.replace("redis://", "redis+cluster://")
     stores = [RedisQuotaStore(url, timeout_s=30, virtual_clock=clock) for _ in range(2)]
     loop.run_until_complete(filled(stores[0]))
