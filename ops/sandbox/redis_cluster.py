@@ -24,7 +24,7 @@ FORMED_S = 60.0
 
 
 @dataclass
-class Cluster:
+class RedisNodes:
     """The nodes: first the masters, then their replicas. Killed ones start empty, in their old place."""
 
     nodes: list[Service]
@@ -33,6 +33,12 @@ class Cluster:
     @property
     def url(self) -> str:
         return f"redis+cluster://{','.join(_place(node) for node in self.nodes[:2])}"
+
+    def kill(self, node: Service) -> None:
+        node.kill()
+
+    def restart(self, node: Service) -> None:
+        node.start()
 
     def stop(self) -> None:
         for node in self.nodes:
@@ -63,7 +69,7 @@ class Cluster:
                 client.execute_command("CLUSTER SETSLOT", slot, "NODE", of_new)
 
 
-def start_cluster(masters: int = 3, replicas: int = 1, binary: Path | None = None) -> Cluster:
+def start_cluster(masters: int = 3, replicas: int = 1, binary: Path | None = None) -> RedisNodes:
     """An empty cluster without persistence that ends with this process. Raises `NoServer`."""
     binary = binary or next(iter(redis_binaries()), None)
     if binary is None:
@@ -96,7 +102,7 @@ def start_cluster(masters: int = 3, replicas: int = 1, binary: Path | None = Non
             )
         _wait(lambda: all(client.cluster("INFO")["cluster_state"] == "ok" for client in clients))
         _wait(lambda: all(map(_follows, clients[masters:])))
-    return Cluster(nodes, masters)
+    return RedisNodes(nodes, masters)
 
 
 @dataclass

@@ -183,6 +183,7 @@ async def test_the_server_of_a_subscription_dies_and_its_gateway_is_asked_again(
         found = None
         async with asyncio.timeout(30):
             while found is None:
+                await asker.is_listening.wait()
                 with suppress(Unreachable):
                     found = (await asker.ask(RequestAction(SHOW, "a", "t"), within_s=0.5)).found
         heard = await asker.ask(RequestAction(SHOW, "x", "t"))

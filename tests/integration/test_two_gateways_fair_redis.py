@@ -25,6 +25,8 @@ from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.shared.protocol import PoolSession
 from gateway.flow.window import Replica
+from gateway.pools.peer_requests import PeerRequests
+from gateway.pools.request_actions import NOT_HERE, SHOW, RequestAction
 from ops.serving import doctor
 from ops.settings.settings import Settings
 from tenants.quota.redis import RedisQuotaStore
@@ -354,6 +356,38 @@ async def test_alone_a_gateway_goes_on_by_itself_and_joins_again(own_redis: serv
         east.finish("r2")
         await east.has_turns(5)
         assert east.turns == [f"r{number}" for number in range(5)]
+
+
+RIGHTS = (
+    "resetkeys ~fairgate* resetchannels &fairgate* -@all +@read +@write +@pubsub +@scripting +@connection"
+)
+RIGHTS += " +info +time +cluster|slots"
+
+
+@pytest.mark.long
+async def test_a_user_with_the_rights_of_the_manual_is_enough_in_a_cluster() -> None:
+    cluster = services.start_cluster(replicas=0)
+    async with AsyncExitStack() as closing:
+        closing.callback(cluster.stop)
+        for node in cluster.nodes:
+            with redis.Redis.from_url(node.url) as client:
+                client.execute_command("ACL", "SETUSER", "fairgate", "on", ">s@cret", *RIGHTS.split())
+                client.execute_command("ACL", "SETUSER", "default", "off")
+        url = cluster.url.replace("://", "://fairgate:s%40cret@")
+        east, asker = Gateway(url, "east", 2), PeerRequests(url)
+        store = RedisQuotaStore(url, timeout_s=10)
+        closing.push_async_callback(store.close)
+        closing.push_async_callback(asker.close)
+        await filled(store)
+        await closing.enter_async_context(running(east))
+        await one_request(east, store, "r1", 1)
+        await east.queue.look()
+        asker.start(lambda ask: asyncio.sleep(0, NOT_HERE))
+        await asker.is_listening.wait()
+        assert (await asker.ask(RequestAction(SHOW, "x", "t"))).missing == 0
+        found = await doctor._redis(Settings(redis_url=url))
+        assert (found.ok, found.detail) == (True, "answers")
+        assert len(await doctor._redis_time(Settings(redis_url=url))) == 3
 
 
 @pytest.mark.parametrize("policy", ["noeviction", "allkeys-lru", "volatile-ttl", "CONFIG is refused"])

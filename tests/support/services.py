@@ -19,7 +19,8 @@ from psycopg import sql
 from redis.cluster import ClusterNode
 
 from ops.sandbox.free_port import free_port
-from ops.sandbox.redis_cluster import Cluster, start_cluster, start_sentinel
+from ops.sandbox.redis_cluster import RedisNodes as Cluster
+from ops.sandbox.redis_cluster import start_cluster, start_sentinel
 from ops.sandbox.services import (
     NoServer,
     Service,

@@ -71,6 +71,10 @@ def test_a_signature_is_late_after_some_intervals(
         ("redis://cache:6379/0", True),
         ("redis://user@10.0.0.7", True),
         ("rediss://cache", True),
+        ("redis+cluster://127.0.0.1:1,[::1]:2", False),
+        ("redis+cluster://127.0.0.1:1,cache", True),
+        ("redis+cluster://:secret@cache,other", False),
+        ("redis+sentinel://localhost,cache/main", True),
     ],
 )
 def test_a_redis_wants_a_password_unless_it_is_of_this_machine(url: str, is_open: bool) -> None:
