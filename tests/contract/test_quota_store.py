@@ -26,11 +26,13 @@ from tenants.quota.store import (
     TooManyEndUsers,
 )
 from tenants.types import Amounts, Limit, LimitMode, Meter, SubjectKind, Tier, Window
+from tests.support import services
 from tests.support.quota import NOON_S, Clock, filled, limit, on_platform, on_user, stepwise, whole
 
 LEASE_S = 30.0
 MOST_USERS = 3
-STORES = ["memory", "redis", "fallback", pytest.param("cluster", marks=pytest.mark.long)]
+CLUSTERS = "redis_cluster", "valkey_cluster"
+STORES = ["memory", "redis", "fallback", *(pytest.param(each, marks=pytest.mark.long) for each in CLUSTERS)]
 
 
 def tokens(count: int) -> Amounts:
@@ -38,7 +40,11 @@ def tokens(count: int) -> Amounts:
 
 
 def redis_store(request: pytest.FixtureRequest, clock: Clock) -> RedisQuotaStore:
-    url = request.getfixturevalue("cluster_url" if request.param == "cluster" else "redis_url")
+    if request.param in CLUSTERS:
+        url = request.getfixturevalue(request.param).url
+        services.delete_keys(url)
+    else:
+        url = request.getfixturevalue("redis_url")
     return RedisQuotaStore(url, timeout_s=30, virtual_clock=clock, max_end_users=MOST_USERS)
 
 

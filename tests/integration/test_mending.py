@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
 
 import pytest
 import redis
@@ -22,9 +22,10 @@ from tenants.outcomes import RequestOutcome
 from tenants.quota.redis import RedisQuotaStore
 from tenants.quota.store import Granted, Hold, QuotaStoreUnavailable
 from tenants.storage.database import Database
-from tenants.types import Amounts, Limit, Meter, Principal, SubjectKind, Tier, Window
+from tenants.types import PLATFORM, Amounts, Limit, Meter, Principal, SubjectKind, Tier, Window
 from tests.support import services
 from tests.support.builders import site
+from tests.support.clusters import node_of, one_tenant_each
 
 PROMPT = [1, 2, 3, 4, 5]
 BUDGET = Limit("lim", "ten", SubjectKind.TENANT, "ten", Meter.TOTAL_TOKENS, 10_000, Window.LIFETIME)
@@ -51,8 +52,9 @@ class Gateway:
 
     def call(self, *limits: Limit) -> Call:
         self.requests += 1
+        tenant_id = (limits or LIMITS)[0].tenant_id
         principal = Principal(
-            "ten", "acme", "prj", "key", "fg_live_x", 1.0, frozenset({"inference"}), Tier.STANDARD,
+            tenant_id, "acme", "prj", "key", "fg_live_x", 1.0, frozenset({"inference"}), Tier.STANDARD,
             frozenset(Tier), None, limits or (BUDGET,),
         )  # fmt: skip
         return Call(
@@ -82,11 +84,19 @@ async def house(
     database: Database, redis_service: services.Service
 ) -> AsyncIterator[tuple[Gateway, Gateway]]:
     redis.Redis.from_url(redis_service.url).flushall()
+    async with two_gateways(database, redis_service.url, LIMITS, 10) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def two_gateways(
+    database: Database, url: str, limits: list[Limit], timeout_s: float
+) -> AsyncIterator[tuple[Gateway, Gateway]]:
     made = []
     for name in ("a", "b"):
-        store = RedisQuotaStore(redis_service.url, timeout_s=10)
+        store = RedisQuotaStore(url, timeout_s=timeout_s)
         here = site(database, lambda: 1e9, gateway_id=name)
-        holds = Holds(here, Ledger(database), store, all_limits=lambda: LIMITS)
+        holds = Holds(here, Ledger(database), store, all_limits=lambda: limits)
         made.append(Gateway(name, store, holds))
     await made[0].holds.fill(is_new=False)
     for each in made:
@@ -208,3 +218,77 @@ async def test_a_redis_restored_from_an_old_dump_gives_nothing_out_a_second_time
     [window] = await house[0].store.states([BUDGET])
     assert (window.used, window.held) == (charged, 2 * 15)
     assert int(await Ledger(database).epoch()) == rebuilds_before + 1, "noticed, and filled once"
+
+
+async def comes(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            if is_so():
+                return
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.long
+async def test_a_masters_death_under_load_stops_its_own_tenants_only_and_the_books_agree(
+    database: Database,
+) -> None:
+    cluster = services.start_cluster()
+    taken = {node_of(cluster, tag).url for tag in ("registry", "platform")}
+    budgets = {
+        url: replace(BUDGET, tenant_id=each.tenant_id, subject_id=each.tenant_id, amount=10_000_000)
+        for url, each in one_tenant_each(cluster).items()
+    }
+    lost = next(node for node in cluster.nodes if node.url in budgets and node.url not in taken)
+    replica = cluster.nodes[cluster.nodes.index(lost) + cluster.masters]
+    everyone = Limit(
+        "all", PLATFORM, SubjectKind.PLATFORM, PLATFORM, Meter.TOTAL_TOKENS, 10**9, Window.LIFETIME
+    )
+    paths = [(budget, everyone) for budget in budgets.values()]
+    served = dict.fromkeys(budgets, 0)
+    refused: list[str] = []
+    is_over = False
+
+    async def requests(gateway: Gateway, url: str) -> None:
+        while not is_over:
+            call = gateway.call(budgets[url], everyone)
+            try:
+                await gateway.holds.reserve(call, HOLD)
+            except QuotaStoreUnavailable as error:
+                if url != lost.url and not has_taken_over():
+                    refused.append(str(error))
+                await asyncio.sleep(0.01)
+                continue
+            await gateway.settle(call, 7)
+            served[url] += 1
+
+    def has_taken_over() -> bool:
+        with redis.Redis.from_url(replica.url) as client:
+            return client.info("replication")["role"] == "master"
+
+    try:
+        async with two_gateways(database, cluster.url, [*budgets.values(), everyone], 1) as house:
+            epoch = int(await Ledger(database).epoch())
+            load = [asyncio.create_task(requests(each, url)) for each in house for url in budgets]
+            await comes(lambda: min(served.values()) > 20)
+            cluster.kill(lost)
+            before = dict(served)
+            await comes(has_taken_over)
+            assert all(served[url] > before[url] + 20 for url in budgets if url != lost.url)
+            assert refused == []
+            await comes(lambda: all(each.store.epoch != str(epoch) for each in house))
+            await asyncio.gather(*(each.admitted(*path) for each in house for path in paths))
+            is_over = True
+            await asyncio.gather(*load)
+            assert int(await Ledger(database).epoch()) == epoch + 1, "one rebuild for both"
+            running = house[0].holds.live | house[1].holds.live
+            report = await verify_ledger(database, house[0].store, running=running)
+            assert report.problems == ()
+            states = await house[0].store.states([*budgets.values(), everyone])
+            # Each has its prompt and seven tokens; those that were admitted at the end hold still.
+            assert [state.used for state in states] == [
+                *(12 * number for number in served.values()),
+                12 * sum(served.values()),
+            ]
+            assert [state.held for state in states] == [2 * 15] * 3 + [6 * 15]
+    finally:
+        cluster.stop()

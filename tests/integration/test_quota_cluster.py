@@ -15,8 +15,9 @@ from tenants.quota.redis import RedisQuotaStore
 from tenants.quota.store import Denied, Granted, QuotaNodeUnavailable, QuotaStoreRecovering
 from tenants.types import Amounts, Limit, Meter
 from tests.support import services
+from tests.support.clusters import node_of, one_tenant_each
 from tests.support.quota import filled, limit, on_platform, whole
-from tests.support.services import Cluster, Service
+from tests.support.services import Cluster
 
 pytestmark = pytest.mark.long
 
@@ -26,20 +27,6 @@ Open = Callable[[Cluster], RedisQuotaStore]
 
 def tokens(count: int) -> Amounts:
     return Amounts(output_tokens=count)
-
-
-def node_of(cluster: Cluster, tag: str) -> Service:
-    return cluster.master_of(key_slot(tag.encode()))
-
-
-def one_tenant_each(cluster: Cluster) -> dict[str, Limit]:
-    """A budget of a tenant on each master, by the master's URL; the registry's is the first."""
-    names = ["registry", *(f"ten_{number}" for number in range(40))]
-    urls = [node_of(cluster, name).url for name in names]
-    return {
-        url: next(limit(tenant_id=name) for name, at in zip(names[1:], urls[1:], strict=True) if at == url)
-        for url in dict.fromkeys(urls)
-    }
 
 
 async def once_it_answers(ask: Callable[[], Awaitable[T]]) -> T:

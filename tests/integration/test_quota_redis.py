@@ -20,6 +20,8 @@ from tenants.types import Amounts, LimitMode, Meter, SubjectKind, Window
 from tests.support import services
 from tests.support.quota import Clock, filled, limit, on_platform, on_user, stepwise, whole
 
+CLUSTERS = [pytest.param(f"{kind}_cluster", marks=pytest.mark.long) for kind in ("redis", "valkey")]
+EVERYWHERE = pytest.mark.parametrize("redis_url", ["redis_server", *CLUSTERS], indirect=True)
 LUA = Path(__file__).parents[2] / "tenants" / "quota" / "lua"
 
 
@@ -37,6 +39,7 @@ async def stores(redis_url: str) -> AsyncIterator[tuple[RedisQuotaStore, RedisQu
         await store.close()
 
 
+@EVERYWHERE
 async def test_two_gateways_together_never_exceed_a_hard_limit(
     stores: tuple[RedisQuotaStore, RedisQuotaStore],
 ) -> None:
@@ -65,6 +68,7 @@ async def test_two_gateways_together_never_exceed_a_hard_limit(
     assert 1_000 - spent < 60
 
 
+@EVERYWHERE
 async def test_a_restarted_gateway_settles_tops_up_and_renews_what_it_never_reserved(
     stores: tuple[RedisQuotaStore, RedisQuotaStore], redis_url: str
 ) -> None:
@@ -82,7 +86,7 @@ async def test_a_restarted_gateway_settles_tops_up_and_renews_what_it_never_rese
     with pytest.raises(KeyError):
         await dead.top_up("of-ten_c", tokens(1), tokens(1), tokens(1))
     await dead.renew(["of-ten_c"], 60)
-    with redis.Redis.from_url(redis_url) as client:
+    with services.open_redis(redis_url) as client:
         assert client.zrange("fairgate:{ten_c}:leases", 0, -1) == []
 
 
@@ -118,12 +122,13 @@ async def test_each_operation_is_timed(stores: tuple[RedisQuotaStore, RedisQuota
     assert timed(second) == before[1]
 
 
+@EVERYWHERE
 async def test_a_server_that_forgot_the_scripts_is_told_them_again(
     stores: tuple[RedisQuotaStore, RedisQuotaStore], redis_url: str
 ) -> None:
     budget = limit(amount=100)
     await stores[0].reserve("a", [budget], whole(10), 60)
-    with redis.Redis.from_url(redis_url) as client:
+    with services.open_redis(redis_url) as client:
         client.script_flush()
     assert isinstance(await stores[0].reserve("b", [budget], whole(10), 60), Granted)
     assert await stores[0].settle("a", tokens(1))
@@ -252,7 +257,10 @@ async def test_a_server_that_comes_back_with_an_old_copy_of_its_data_is_rebuilt_
         server.stop()
 
 
-@pytest.mark.parametrize("operation", ["rebuild", "restore", "finish", "finish with nothing"])
+@EVERYWHERE
+@pytest.mark.parametrize(
+    "operation", ["rebuild", "rebuild another", "restore", "finish", "finish with nothing"]
+)
 @pytest.mark.parametrize("is_finished", [False, True])
 async def test_who_was_overtaken_in_rebuilding_can_neither_write_nor_finish(
     redis_url: str, operation: str, is_finished: bool
@@ -265,6 +273,7 @@ async def test_who_was_overtaken_in_rebuilding_can_neither_write_nor_finish(
     counter = "tenant:ten_a:total_tokens:lifetime/UTC:*@0"
     attempts: dict[str, Callable[[], Awaitable[object]]] = {
         "rebuild": lambda: slow.rebuild([(budget, 50)]),
+        "rebuild another": lambda: slow.rebuild([(limit(tenant_id="ten_of_no_one_else"), 50)]),
         "restore": lambda: slow.restore("r", [budget], [counter], whole(5), tokens(0), 60),
         "finish": lambda: slow.finish_rebuild("slow", "slow"),
         "finish with nothing": lambda: slow.finish_rebuild("slow", "slow"),
@@ -288,6 +297,7 @@ async def test_who_was_overtaken_in_rebuilding_can_neither_write_nor_finish(
         await store.close()
 
 
+@EVERYWHERE
 @pytest.mark.parametrize(
     "operation", ["reserve", "top_up", "settle", "renew", "expire", "overdue", "states", "rebuild"]
 )
@@ -310,7 +320,7 @@ async def test_one_tenants_loss_stops_everything_until_all_is_rebuilt(
         "states": lambda: noticing.states([mine]),
         "rebuild": lambda: noticing.rebuild([(mine, 1)]),
     }
-    with redis.Redis.from_url(redis_url) as client:
+    with services.open_redis(redis_url) as client:
         client.delete("fairgate:{ten_a}:counters", "fairgate:{ten_a}:holds", "fairgate:{ten_a}:leases")
     with pytest.raises(QuotaStoreRecovering):
         await attempts[operation]()
@@ -332,6 +342,7 @@ async def test_a_loss_that_was_repaired_meanwhile_is_not_declared_again(
     assert isinstance(await stores[1].reserve("b", [budget], whole(10), 60), Granted)
 
 
+@EVERYWHERE
 async def test_a_new_tenant_begins_with_nothing_while_others_go_on(
     stores: tuple[RedisQuotaStore, RedisQuotaStore],
 ) -> None:
@@ -377,12 +388,11 @@ async def test_holding_and_settling_take_two_round_trips_and_each_top_up_one(
     assert store.round_trips == before + 1
 
 
-@pytest.mark.parametrize("where", ["redis_url", pytest.param("cluster_url", marks=pytest.mark.long)])
+@EVERYWHERE
 async def test_five_hundred_at_once_over_four_gateways_never_exceed_platform_model_or_end_user(
-    request: pytest.FixtureRequest, where: str
+    redis_url: str,
 ) -> None:
-    url = request.getfixturevalue(where)
-    gateways = [RedisQuotaStore(url, timeout_s=30) for _ in range(4)]
+    gateways = [RedisQuotaStore(redis_url, timeout_s=30) for _ in range(4)]
     await filled(gateways[0])
     everyone, model = on_platform(amount=900), on_platform(Meter.REQUESTS, amount=10, model="large")
     users = {

@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import redis
 
 from migrations import runner
 from tenants.admin.admin import Admin
@@ -55,15 +54,6 @@ def redis_cluster() -> Iterator[services.Cluster]:
     cluster = services.start_cluster()
     yield cluster
     cluster.stop()
-
-
-@pytest.fixture
-def cluster_url(redis_cluster: services.Cluster) -> str:
-    """An empty cluster."""
-    for master in redis_cluster.nodes[: redis_cluster.masters]:
-        with redis.Redis.from_url(master.url) as client:
-            client.flushall()
-    return redis_cluster.url
 
 
 @pytest.fixture(scope="session")
