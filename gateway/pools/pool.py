@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.forecast.calibration import Calibration
-from engine.messages import Ready, SamplingParams
+from engine.messages import TIER_RANKS, Ready, SamplingParams
 from gateway.dispatch.dispatcher import Dispatcher, NoEngineAvailable
 from gateway.domain.call import OPENAI_DEFAULTS, Call, ServedModel
 from gateway.estimates.estimator import Estimator
@@ -27,6 +27,11 @@ from gateway.upstream.capabilities import MEDIA_NEEDS, ServerOffer
 from gateway.upstream.replica_set import ReplicaSet
 
 log = logging.getLogger("fairgate.gateway")
+
+
+def queued_as(tier: str) -> str:
+    """Among counts by the names of replicas, none of which has a space."""
+    return f"queued {tier}"
 
 
 @dataclass(frozen=True)
@@ -196,6 +201,14 @@ class Pools(dict[str, ModelPool]):
             (name, upstream.name, max(counts[name, upstream.replica_id], upstream.running_requests))
             for name, pool in self.items()
             for upstream in pool.spec.upstreams
+        ]
+
+    def queued(self) -> list[tuple[str, str, int]]:
+        """Model, `queued_as` a tier, and the requests that wait in it."""
+        return [
+            (name, queued_as(tier), pool.flow.queue.queued_by_tier()[rank])
+            for name, pool in self.items()
+            for tier, rank in TIER_RANKS.items()
         ]
 
     def lifecycle_of(self, call: Call) -> Lifecycle:

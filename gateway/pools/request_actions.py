@@ -128,7 +128,7 @@ class RequestActions:
         if ask.act == LIST:
             return ActionResult(True, self._listed(ask))
         if ask.act == COUNT:
-            return ActionResult(True, self._pools.in_flight())
+            return ActionResult(True, self._pools.in_flight() + self._pools.queued())
         if ask.act == COUNTERS:
             counters = counters_of(self._site, self._pools, self._metrics)
             return ActionResult(True, msgspec.to_builtins(counters))

@@ -54,8 +54,9 @@ async def readiness_of(gateway: Gateway, *, own: bool = False) -> dict[str, Any]
     if own or workers is None:
         return await _readiness_here(gateway)
     here, others = await asyncio.gather(_readiness_here(gateway), workers.siblings.ask("/readyz"))
-    answers = {number: answer.json() for number, answer in others.items()} | {workers.seat.number: here}
-    return merged_readiness(answers, workers.seat.count)
+    said = {number: answer.json() for number, answer in others.items()}
+    answers = {number: each for number, each in said.items() if "checks" in each}
+    return merged_readiness(answers | {workers.seat.number: here}, workers.seat.count)
 
 
 async def _readiness_here(gateway: Gateway) -> dict[str, Any]:

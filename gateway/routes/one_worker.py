@@ -26,7 +26,7 @@ async def by_one_worker(request: Request) -> Response[bytes] | None:
         return None
     wanted = request.query_params.get(WORKER, "")
     numbers = [int(wanted)] if wanted.isdecimal() and len(wanted) < 4 else range(workers.seat.count + 1)
-    visit = request.scope["state"].get("visit")
+    visit, raw_path = request.scope["state"].get("visit"), request.scope["raw_path"]
     headers = {name: value for name, value in request.headers.items() if name not in NOT_PASSED}
     headers[CLIENT] = "" if request.client is None else request.client.host
     for number in numbers:
@@ -35,7 +35,7 @@ async def by_one_worker(request: Request) -> Response[bytes] | None:
         answer = await workers.siblings.send(
             number,
             request.method,
-            f"{request.url.path}?{request.url.query}",
+            (raw_path + b"?" + request.scope["query_string"]).decode("latin-1"),
             headers,
             "" if visit is None else urlencode(visit.form),
         )

@@ -7,10 +7,12 @@ shared queue, the audit) is the largest of them. Gauges are listed by rule: a ne
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.samples import Exemplar, Sample
+from prometheus_client.samples import Exemplar
 
 
 def _named(words: str) -> frozenset[str]:
@@ -46,7 +48,7 @@ class Series(msgspec.Struct, array_like=True):
     name: str
     labels: dict[str, str]
     value: float
-    exemplar: tuple[dict[str, str], float, float | None] | None = None
+    exemplar: Any = None
 
 
 class Family(msgspec.Struct, array_like=True):
@@ -69,10 +71,7 @@ def families_of(registry: CollectorRegistry) -> list[Family]:
             metric.documentation,
             metric.type,
             metric.unit,
-            [
-                Series(each.name, each.labels, float(each.value), _packed(each.exemplar))
-                for each in metric.samples
-            ],
+            [Series(each.name, each.labels, float(each.value), each.exemplar) for each in metric.samples],
         )
         for metric in registry.collect()
     ]
@@ -109,30 +108,16 @@ def _one(family: Family, same: Sequence[Series]) -> Series:
     return Series(same[0].name, same[0].labels, value, latest)
 
 
-def _packed(exemplar: Exemplar | None) -> tuple[dict[str, str], float, float | None] | None:
-    if exemplar is None:
-        return None
-    at_s = None if exemplar.timestamp is None else float(exemplar.timestamp)
-    return exemplar.labels, exemplar.value, at_s
-
-
+@dataclass(frozen=True, slots=True)
 class MergedRegistry:
     """What an exposition is made of."""
 
-    def __init__(self, families: Iterable[Family]) -> None:
-        self._families = families
+    families: Iterable[Family]
 
     def collect(self) -> Iterable[Metric]:
-        for family in self._families:
+        for family in self.families:
             metric = Metric(family.name, family.documentation, family.type, family.unit)
-            metric.samples = [
-                Sample(
-                    each.name,
-                    each.labels,
-                    each.value,
-                    None,
-                    None if each.exemplar is None else Exemplar(*each.exemplar),
-                )
-                for each in family.series
-            ]
+            for each in family.series:
+                exemplar = None if each.exemplar is None else Exemplar(*each.exemplar)
+                metric.add_sample(each.name, each.labels, each.value, None, exemplar)
             yield metric

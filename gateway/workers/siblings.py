@@ -24,32 +24,30 @@ class Siblings:
 
     async def ask(self, path: str) -> dict[int, httpx.Response]:
         """By seat: what those that live and answer within `ANSWER_S` have of their own."""
-        headers = {"authorization": f"Bearer {self._seat.control_token}"}
         numbers = [number for number in range(self._seat.count + 1) if number != self._seat.number]
-        found = await asyncio.gather(
-            *(self.send(number, "GET", path, headers, timeout_s=ANSWER_S) for number in numbers)
-        )
+        found = await asyncio.gather(*(self._own(number, path) for number in numbers))
         return {each: answer for each, answer in zip(numbers, found, strict=True) if answer is not None}
 
+    async def _own(self, number: int, path: str) -> httpx.Response | None:
+        headers = {"authorization": f"Bearer {self._seat.control_token}"}
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await self.send(number, "GET", path, headers)
+        except (httpx.HTTPError, TimeoutError):
+            return None
+
     async def send(
-        self,
-        number: int,
-        method: str,
-        path: str,
-        headers: Mapping[str, str],
-        body: str = "",
-        timeout_s: float = PASSED_ON_S,
+        self, number: int, method: str, path: str, headers: Mapping[str, str], body: str = ""
     ) -> httpx.Response | None:
-        """None: it does not live, or does not answer."""
+        """None: it does not live. Raises `httpx.HTTPError` where it may have acted."""
         # No connection is kept: the one to a worker that was replaced would fail.
         transport = httpx.AsyncHTTPTransport(uds=str(self._seat.socket_of(number)), verify=_NO_TLS)
-        try:
-            async with asyncio.timeout(timeout_s), httpx.AsyncClient(transport=transport) as client:
-                headers = {"accept-encoding": "identity", **headers}
-                url = f"http://worker{path}"
-                return await client.request(method, url, headers=headers, content=body, timeout=None)
-        except (httpx.HTTPError, OSError, TimeoutError):
-            return None
+        headers = {"accept-encoding": "identity", **headers}
+        async with httpx.AsyncClient(transport=transport, timeout=PASSED_ON_S) as client:
+            try:
+                return await client.request(method, f"http://worker{path}", headers=headers, content=body)
+            except httpx.ConnectError:
+                return None
 
 
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

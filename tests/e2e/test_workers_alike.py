@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import socket
@@ -179,3 +180,44 @@ def test_a_signal_for_the_log_reaches_all(two_workers: Server, level: str) -> No
     before = Counter(said.findall(server.log()))
     server.process.send_signal(signal.SIGUSR1)
     until(lambda: len(Counter(said.findall(server.log())) - before) == 2)
+
+
+async def test_pages_of_what_one_process_has_are_its_whichever_is_asked(two_workers: Server) -> None:
+    link = (two_workers.data_dir / datadir.SET_UP_LINK_FILE).read_text().strip()
+    async with Browser(two_workers.url) as first:
+        await first.redeem(link.rpartition("=")[2], name="ada@example.org")
+        checked = (await first.get("/console/usage/check?run=1")).text
+        run = (await first.send("/console/policy", "/console/policy/what-if")).headers["location"]
+
+        async def ask() -> tuple[str, int, int]:
+            async with Browser(two_workers.url) as browser:
+                first.copy_to(browser)
+                page, shown = await browser.get("/console/usage/check"), await browser.get(run)
+                second = await browser.send("/console/policy", "/console/policy/what-if")
+                return page.text, shown.status_code, second.status_code
+
+        answers = {await ask() for _ in range(10)}
+        assert (await first.send(run, f"{run}/cancel")).headers["location"] == run
+    assert answers == {(checked, 200, 409)}, "one what-if at a time, and each of them knows it"
+
+
+def test_counters_outlive_a_worker_that_is_killed(two_workers: Server) -> None:
+    server, key = two_workers, two_workers.tenant("outlived")
+    workers = each_time(server, "/admin/v1/status", 1)[0].json()["workers"]
+    for _ in range(8):
+        with server.http(key) as client:
+            assert client.post("/v1/completions", json=COMPLETION).is_success
+    until(server.is_idle)
+    shown = [ended(server)]
+    os.kill(workers[0]["pid"], signal.SIGKILL)
+
+    def is_replaced() -> bool:
+        shown.append(ended(server))
+        now = each_time(server, "/admin/v1/status", 1)[0].json()["workers"]
+        return len(now) == 2 and now[0]["pid"] != workers[0]["pid"]
+
+    until(is_replaced, 30)
+    assert set(shown) == {shown[0]}
+    with server.http(key) as client:
+        assert client.post("/v1/completions", json=COMPLETION).is_success
+    until(lambda: ended(server) == shown[0] + 1)

@@ -62,8 +62,8 @@ HTTP_MUTATIONS = mutations_of(
         (
             "gateway/requests/inputs/large_bodies.py",
             "http: one tenant takes the memory of all large bodies",
-            "self._of_tenant[tenant_id] + num_bytes > self._most_bytes // SHARE_OF_ONE:",
-            "self._of_tenant[tenant_id] + num_bytes > self._most_bytes:",
+            "is_of_tenant = of_tenant > self._most_bytes // SHARE_OF_ONE\n",
+            "is_of_tenant = of_tenant > self._most_bytes\n",
             "tests/unit/gateway/requests/inputs/test_large_bodies.py",
         ),
         (
@@ -97,7 +97,7 @@ HTTP_MUTATIONS = mutations_of(
         (
             "gateway/http/connection_table.py",
             "http: an address has all connections",
-            "        if used >= self.limits.max_per_address:\n",
+            "        if used + self._shared.add(address, 1) >= self.limits.max_per_address:\n",
             "        if False:\n",
             TABLE,
         ),

@@ -8,6 +8,7 @@ from litestar.params import FromPath
 from gateway.http.asgi import Request
 from gateway.routes.admin.common import CHANGE, READ, actor, changed, if_match, tagged
 from gateway.routes.context import asked_or_not, gateway_of, json_response
+from gateway.routes.one_worker import by_one_worker
 from gateway.routes.views.upstreams_view import (
     STATES,
     aliases_of,
@@ -23,11 +24,12 @@ WHAT_STATES_MEAN = "; ".join(f"{state}: {what}" for state, what in STATES.items(
 
 @get(
     "/admin/v1/upstreams",
+    before_request=by_one_worker,
     opt=READ,
     summary="Served models and their replicas",
     description=f"Of each replica `state` ({WHAT_STATES_MEAN}), `in_flight` (requests of all gateways that"
-    " share a Redis; `gateways_missing` did not answer), its `drain` or null, and what the gateway knows of"
-    " it. `drained_elsewhere`: drains of replicas that only other gateways have. `members`: engines that run"
+    " share a Redis, as is `queued`; `gateways_missing` did not answer), its `drain` or null, and what the"
+    " gateway knows of it. `drained_elsewhere`: drains of replicas that only other gateways have. `members`: engines that run"
     " elsewhere, each with the source that names it, its `state` and `why` it does not serve; and sources"
     " that fail.",
 )

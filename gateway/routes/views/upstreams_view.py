@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from engine.messages import TIER_RANKS
 from gateway.config import AGEING_S
 from gateway.domain.tiers import TIER_NAMES
-from gateway.pools.pool import ModelPool
+from gateway.pools.pool import ModelPool, queued_as
 from gateway.upstream.base import Upstream
 from tenants.admin.platform.drains import Drain
 from tenants.errors import Invalid, NotFound
@@ -53,7 +53,7 @@ def _pool(
         "pool": pool.name,
         "is_up": pool.has_engine,
         "context_tokens": pool.context_tokens,
-        "queued": dict(zip(TIER_RANKS, pool.flow.queue.queued_by_tier(), strict=True)),
+        "queued": {tier: counts[pool.name, queued_as(tier)] for tier in TIER_RANKS},
         "replicas": [
             _replica(
                 upstream,

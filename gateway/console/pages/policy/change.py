@@ -45,14 +45,14 @@ async def change(request: Request) -> Response[str]:
         text = error.message if isinstance(error, Invalid) else str(error)
         return await policy_shown(request, change=(typed, FormProblem(422, {where: text})))
     now = (await gateway.deps.admin.policy.stored()) or gateway.policy.settings
-    flows = [pool.flow for pool in gateway.pools.values()]
+    load = await gateway.fleet.now()
     runs = () if gateway.deps.what_if is None else gateway.deps.what_if.runs()
     effects = [
         f"Policy: {words_of(gateway.policy.now.as_json())} → {words_of(wanted.as_json())}"
         f"{'' if name else ', as the settings say'}.",
         SAYS.get(wanted.name, ""),
         what_if_said(runs, wanted.name, wanted.options),
-        f"{sum(map(len, flows)):,} requests wait and {sum(len(flow.in_flight) for flow in flows):,} run now:"
+        f"{sum(load.queued.values()):,} requests wait and {load.running:,} run now:"
         " none is lost. The new order counts from the next step, in all gateways.",
     ]
     return confirm_page(

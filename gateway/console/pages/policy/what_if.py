@@ -140,15 +140,15 @@ async def apply(request: Request, run: FromPath[str]) -> Response[str]:
         return _shown(request, shown, FormProblem(422, {"": f"This cannot be applied: {error}."}))
     if not plan.steps:
         return redirect(with_query(PATH, {"done": "nothing"}))
-    flows = [pool.flow for pool in gateway.pools.values()]
+    load = await gateway.fleet.now()
     return confirm_page(
         visit,
         title="Apply this what-if",
         effects=_compared(shown, wanted)
         + effects_of(
             plan,
-            waiting=sum(len(flow) for flow in flows),
-            running=sum(len(flow.in_flight) for flow in flows),
+            waiting=sum(load.queued.values()),
+            running=load.running,
             replicas=shown.asked.replicas,
         ),
         action=f"{RUNS}/{shown.run_id}/apply",
