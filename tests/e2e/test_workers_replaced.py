@@ -219,10 +219,13 @@ async def test_500_at_once_never_exceed_a_hard_limit_and_the_books_agree(
         asked = [(COMPLETIONS, ASKED | {"ignore_eos": True})] * 167
         answers = await asyncio.gather(*(burst(server, key, asked) for key in keys.values()))
         for (name, amount), answered in zip(amounts.items(), answers, strict=True):
-            assert {answer.status_code for answer in answered} <= {200, 429}
+            statuses = {answer.status_code for answer in answered}
+            assert statuses <= {200, 429, 503}
             used = sum(answer.json()["usage"]["total_tokens"] for answer in answered if answer.is_success)
             state = server.limit_state(name, "total_tokens")
-            assert (used, used) == (state["used"], amount - amount % held), state
+            assert state["used"] == used <= amount
+            # Where one process is asked more than it can ask Redis in time, it refuses without counting.
+            assert 503 in statuses or amount - used < held
         if count > 1:
             await kill_one_under_load(server, server.tenant("d"))
         until(server.is_idle)
