@@ -201,6 +201,7 @@ async def test_pages_of_what_one_process_has_are_its_whichever_is_asked(two_work
     assert answers == {(checked, 200, 409)}, "one what-if at a time, and each of them knows it"
 
 
+@pytest.mark.long
 def test_counters_outlive_a_worker_that_is_killed(two_workers: Server) -> None:
     server, key = two_workers, two_workers.tenant("outlived")
     workers = each_time(server, "/admin/v1/status", 1)[0].json()["workers"]

@@ -133,6 +133,7 @@ def test_a_worker_that_dies_is_replaced_and_what_it_left_is_settled(two_workers:
     assert server.verify()["ok"]
 
 
+@pytest.mark.long
 def test_sighup_replaces_all_under_load_and_no_request_fails(two_workers: Server) -> None:
     server = two_workers
     key, before = server.tenant("loaded"), set(workers(server))
@@ -184,6 +185,7 @@ def test_workers_outlive_a_killed_supervisor_for_a_drain_and_the_next_server_wai
     assert server.verify()["ok"]
 
 
+@pytest.mark.long
 def test_a_worker_s_reason_not_to_start_is_one_line(two_workers: Server, tmp_path: Path) -> None:
     """Both have it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FAIRGATE_")}
