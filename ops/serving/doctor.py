@@ -294,9 +294,10 @@ async def _redis(settings: Settings) -> Finding:
     except QuotaStoreRecovering:
         says = "answers; the next gateway fills its counters from the ledger"
     except (QuotaStoreUnavailable, Invalid) as error:
-        return Finding(
-            "redis", False, explain(error, settings), "start it, or correct --redis-url (FAIRGATE_REDIS_URL)"
-        )
+        way_out = "correct --redis-url (FAIRGATE_REDIS_URL)"
+        if not isinstance(error, Invalid):
+            way_out = f"start it, or {way_out}"
+        return Finding("redis", False, explain(error, settings), way_out)
     finally:
         await store.close()
     policies = await _eviction_policies(settings.redis_url)

@@ -224,12 +224,12 @@ class Settings:
 
     def require_shared_stores(self) -> None:
         """Raises `BadSetting` where several workers would each count for themselves."""
-        lacking = [] if self.database_url.startswith("postgres") else ["PostgreSQL: set database_url"]
-        lacking += [] if self.redis_url else ["Redis: set redis_url"]
+        lacking = [] if self.database_url.startswith("postgres") else ["PostgreSQL (set database_url)"]
+        lacking += [] if self.redis_url else ["Redis (set redis_url)"]
         if self.workers > 1 and lacking:
             raise BadSetting(
                 f"setting workers: {self.workers} workers share limits and ledger, and need"
-                f" {' and '.join(lacking)}, or leave workers at 1"
+                f" {' and '.join(lacking)}; or leave workers at 1"
             )
 
     @property

@@ -85,7 +85,6 @@ def _serve(policy_option: tuple[str, ...], **flags: Any) -> None:
     that it prints in a browser to set up the console. Ctrl-C or SIGTERM ends it.
       fairgate serve
       fairgate serve --port 9000 --data-dir /var/lib/fairgate --model /models/qwen3-0.6b
-      fairgate serve --database-url postgresql://fairgate@db/fairgate --redis-url redis://cache/0
       fairgate serve --workers 4 --database-url postgresql://fairgate@db/fairgate --redis-url redis://cache/0
       FAIRGATE_ENGINE_THREADS=8 fairgate serve --config fairgate.toml
     Every flag is also an environment variable (--engine-threads is FAIRGATE_ENGINE_THREADS) and a key of the
