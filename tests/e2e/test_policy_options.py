@@ -288,6 +288,7 @@ def test_order_dlpm(served: ServedEngine) -> None:
     served.set("vtc", order="dlpm")
     prefix = served.text(64)
     served.run(prefix + served.text(8))
+    until(served.server.is_idle)
     cached = {"prompt": prefix + served.text(8), "answer": 4}
     assert served.lined_up(ALIKE, ALIKE, cached)[0] == 2
 

@@ -61,14 +61,17 @@ async def test_all_workers_count_as_one_and_each_for_itself_once_the_keeper_is_g
 async def test_a_keeper_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.workers.keeper.ANSWER_S", 0.05)
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "keeper.sock"
+        path, ended = Path(directory) / "keeper.sock", asyncio.Event()
 
         async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read()
             writer.close()
+            await writer.wait_closed()
+            ended.set()
 
         silent = await asyncio.start_unix_server(listen, path)
         keeper = Keeper(path)
         assert await keeper.ask(BEGIN, "ada", "192.0.2.1") is None
         keeper.close()
+        await ended.wait()
         silent.close()
