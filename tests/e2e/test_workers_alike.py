@@ -20,6 +20,9 @@ import pytest
 
 from ops.serving import datadir
 from tenants.people.throttle import FREE_BY_NAME
+from tests.e2e.test_console_live import OVERVIEW, person, plain, stream
+from tests.e2e.test_crash import let_end
+from tests.e2e.test_workers_replaced import slow_streams
 from tests.support.commands import run_command
 from tests.support.console import Browser
 from tests.support.prometheus import value
@@ -199,6 +202,21 @@ async def test_pages_of_what_one_process_has_are_its_whichever_is_asked(two_work
         answers = {await ask() for _ in range(10)}
         assert (await first.send(run, f"{run}/cancel")).headers["location"] == run
     assert answers == {(checked, 200, 409)}, "one what-if at a time, and each of them knows it"
+
+
+async def test_streams_of_the_console_show_what_runs_at_all(two_workers: Server) -> None:
+    streams = await asyncio.to_thread(slow_streams, two_workers, "watched", 4)
+    try:
+        async with person(two_workers, "watcher", "auditor") as browser:
+            for _ in range(10):
+                async with stream(browser, f"{OVERVIEW}/live") as events:
+                    words = plain(await anext(events))
+                assert "2 of 2 gateways answer" in words
+                assert "Running 4 requests" in words
+    finally:
+        await asyncio.to_thread(let_end, two_workers, "watched")
+        for each in streams:
+            each.join(60)
 
 
 @pytest.mark.long
