@@ -35,8 +35,7 @@ def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
     """Runs one admin act; an error becomes one line on stderr and exit code 1. After a change it waits for
     every running gateway; `answer` names those that have not confirmed it."""
     from ops.serving import datadir
-    from tenants.admin.admin import Admin
-    from tenants.admin.transaction import Transactions
+    from ops.settings.administration import open_admin
     from tenants.directory import queries
     from tenants.directory.gateways import GatewayRegistry
     from tenants.errors import NotFound, TenancyError
@@ -48,17 +47,8 @@ def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
     async def run() -> T:
         database = open_database(settings.resolved_database_url)
         try:
-            admin = Admin(
-                Transactions(
-                    database,
-                    pepper,
-                    tier_multipliers=settings.tier_multipliers,
-                    alert_misses=settings.gateway.alert_misses,
-                    webhook_private=settings.gateway.webhook_private,
-                    models=settings.pool_names,
-                    console_url=settings.gateway.console_url or (server.url_of_admin if server else ""),
-                )
-            )
+            console_url = server.url_of_admin if server else ""
+            admin = open_admin(settings, pepper, database, console_url)
             if await admin.keys.is_own_pepper():  # else only acts that make no key go on
                 datadir.keep_pepper(settings, pepper)
             before = await database.read(queries.revision)

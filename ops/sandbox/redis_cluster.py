@@ -39,12 +39,6 @@ class RedisNodes:
     def url(self) -> str:
         return f"redis+cluster://{','.join(_place(node) for node in self.nodes[:2])}"
 
-    def kill(self, node: Service) -> None:
-        node.kill()
-
-    def restart(self, node: Service) -> None:
-        node.start()
-
     def stop(self) -> None:
         for node in self.nodes:
             node.stop()

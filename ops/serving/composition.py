@@ -58,12 +58,12 @@ from ops.serving.supervised import Supervisors, open_supervised
 from ops.serving.supervisor import engine_address
 from ops.serving.upstream_pools import pools_of
 from ops.serving.whatif_runner import WhatIfRunner
+from ops.settings.administration import open_admin
 from ops.settings.settings import BadSetting, Settings
 from ops.settings.shown import shown_settings
 from ops.settings.telemetry import BadTelemetry, span_target, trace_ratio
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
-from tenants.admin.transaction import Transactions
 from tenants.audit.log import AuditLog
 from tenants.directory.directory import Directory
 from tenants.directory.gateways import GatewayRegistry, Instance
@@ -75,7 +75,7 @@ from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import QuotaStore, QuotaStoreRecovering
 from tenants.resources.all import RESOURCES
 from tenants.resources.resource import Resource
-from tenants.storage.database import Database, open_database
+from tenants.storage.database import open_database
 from tenants.types import Tier
 
 if TYPE_CHECKING:
@@ -236,19 +236,6 @@ async def open_quota_store(
     if settings.gateway.store_failure == "local":
         return FallbackQuotaStore(store, settings.gateway.local_slice, max_end_users=most_users)
     return store
-
-
-def open_admin(settings: Settings, pepper: bytes, database: Database) -> Admin:
-    transactions = Transactions(
-        database,
-        pepper,
-        tier_multipliers=settings.tier_multipliers,
-        alert_misses=settings.gateway.alert_misses,
-        webhook_private=settings.gateway.webhook_private,
-        models=settings.pool_names,
-        console_url=settings.gateway.console_url,
-    )
-    return Admin(transactions)
 
 
 async def seed_prices(settings: Settings, admin: Admin) -> None:

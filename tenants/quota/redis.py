@@ -140,7 +140,8 @@ class RedisQuotaStore(TwoSteps):
         async with self._call_guard(proves=False):
             server = await self._redis.info("server")
             if server.get("redis_mode") == "cluster" and not self._in_cluster:
-                where = "{host}:{port}".format_map(self._redis.connection_pool.connection_kwargs)
+                named = self._redis.connection_pool.connection_kwargs  # a URL may lack port and host
+                where = f"{named.get('host', 'localhost')}:{named.get('port', server['tcp_port'])}"
                 raise Invalid(
                     "redis_url", f"{where} is a node of a Redis Cluster: write redis+cluster://{where}"
                 )

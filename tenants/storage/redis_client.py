@@ -31,8 +31,8 @@ def open_client(
     connects: Connects | None = None,
     sends: Sends | None = None,
 ) -> Any:
-    """A client with the interface of redis-py's asyncio `Redis`. With `most` at most so many connections (to
-    each node), which are waited for. `retries` False: a cluster's client does not repeat a command whose
+    """A client with the interface of redis-py's asyncio `Redis`. `most` bounds its connections (to each
+    node): further callers wait for one. `retries` False: a cluster's client does not repeat a command whose
     connection was lost. `sends` is called for each message sent, `connects` for each connection opened, with
     the node (`host:port`; "" for one server). Raises `ValueError` for a URL that names no Redis."""
     place = parse_redis_url(url)

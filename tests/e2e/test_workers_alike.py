@@ -36,7 +36,7 @@ MOST_OF_ADDRESS = 100
 
 
 def each_time(server: Server, path: str, times: int = TIMES) -> list[httpx.Response]:
-    """Asked over so many connections, with the control token."""
+    """Asks `times` over a new connection each, with the control token."""
     found = datadir.read_server_file(server.data_dir)
     assert found is not None
     headers = {"authorization": f"Bearer {found.control_token}"}

@@ -43,7 +43,7 @@ async def test_all_workers_count_as_one_and_each_for_itself_once_the_keeper_is_g
         workers[0].tell(SUCCEEDED, "ada", "192.0.2.10")
         assert await workers[0].ask(BEGIN, "ada", "192.0.2.11") == 0
 
-        # Whoever says what is none of it loses the connection, and no other does.
+        # A client that sends another frame loses its connection; the others keep theirs.
         reader, writer = await asyncio.open_unix_connection(path)
         writer.write((MAX_FRAME_BYTES + 1).to_bytes(2))
         assert await reader.read() == b""

@@ -270,7 +270,7 @@ async def test_a_masters_death_under_load_stops_its_own_tenants_only_and_the_boo
             epoch = int(await Ledger(database).epoch())
             load = [asyncio.create_task(requests(each, url)) for each in house for url in budgets]
             await comes(lambda: min(served.values()) > 20)
-            cluster.kill(lost)
+            lost.kill()
             before = dict(served)
             await comes(has_taken_over)
             assert all(served[url] > before[url] + 20 for url in budgets if url != lost.url)

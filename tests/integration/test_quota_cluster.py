@@ -72,7 +72,7 @@ async def test_the_replica_of_a_dead_master_admits_nothing_until_all_is_rebuilt_
     for budget in budgets.values():
         assert all([await spend(store, "r", [budget], 30) for store in stores])
     lost = next(node for node in cluster.nodes if node.url == url)
-    cluster.kill(lost)
+    lost.kill()
     refused = asyncio.create_task(stores[0].reserve("lost", [mine], whole(1), 60))
     served = 0
     while node_of(cluster, mine.tenant_id) is lost:
@@ -84,7 +84,7 @@ async def test_the_replica_of_a_dead_master_admits_nothing_until_all_is_rebuilt_
     assert served > 1
     with pytest.raises((QuotaNodeUnavailable, QuotaStoreRecovering)):
         await refused
-    # The replica has all of the counters, or lacks the last of them: nobody can know.
+    # Whether the replica has the last changes of the counters cannot be known.
     for store in stores:
         with pytest.raises(QuotaStoreRecovering):
             await once_it_answers(partial(store.reserve, "s", [mine], whole(1), 60))
@@ -117,13 +117,13 @@ async def test_a_master_that_comes_back_empty_gives_nothing_out_a_second_time(
             assert await spend(noticing, "r", [budget], 90)
             assert isinstance(await other.reserve("s", [budget], whole(1), 60), Granted)
         emptied = next(node for node in cluster.nodes if node.url == url)
-        cluster.kill(emptied)
-        cluster.restart(emptied)
+        emptied.kill()
+        emptied.start()
         with pytest.raises(QuotaStoreRecovering):
             await once_it_answers(partial(noticing.reserve, "t", [mine], whole(1), 60))
         assert isinstance(await other.reserve("t", [elsewhere], whole(1), 60), Granted), "served meanwhile"
         assert await once_it_answers(partial(noticing.begin_rebuild, "me", 60))
-        # Also one that the registry has forgotten is told.
+        # Also a tenant that the lost registry no longer lists is fenced.
         with pytest.raises(QuotaStoreRecovering):
             await other.reserve("u", [elsewhere], whole(1), 60)
         await noticing.rebuild([(budget, 90) for budget in budgets.values()])

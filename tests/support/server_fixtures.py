@@ -45,8 +45,8 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def two_workers(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[Server]:
-    """One with two workers, on a PostgreSQL and a Redis of its own. Shared; whoever kills a worker waits for
-    the next."""
+    """One with two workers, on a PostgreSQL and a Redis of its own. Shared; a test that kills a worker waits
+    for the next."""
     with ExitStack() as closing:
         postgres, redis = services.start_postgres(), services.start_redis()
         closing.callback(postgres.stop)

@@ -30,10 +30,10 @@ REFUSALS = (
 def explain(error: Exception, settings: Settings) -> str:
     """One line: what is wrong and what to do, without the driver's own message."""
     if isinstance(error, QuotaStoreUnavailable):
-        return (
-            f"Redis at {_without_password(settings.redis_url)}: {error}; start it, correct --redis-url,"
-            " or leave it out to keep the counters in the process"
-        )
+        way_out = "start it, or correct --redis-url"
+        if settings.workers == 1:
+            way_out = "start it, correct --redis-url, or leave it out to keep the counters in the process"
+        return f"Redis at {_without_password(settings.redis_url)}: {error}; {way_out}"
     if isinstance(error, DatabaseUnavailable):
         way_out = "start it or correct --database-url"
         if isinstance(error, NotWritten):

@@ -27,7 +27,7 @@ from gateway.workers.keeper import serve_keeper
 from gateway.workers.seat import Seat
 from gateway.workers.tally import Tally
 from ops.serving import audit_key, datadir
-from ops.serving.composition import engine_options, gateway_config, open_admin, seed_prices
+from ops.serving.composition import engine_options, gateway_config, seed_prices
 from ops.serving.listeners import Door, StartFailed
 from ops.serving.members import run_elsewhere
 from ops.serving.open_files import OpenFiles
@@ -36,6 +36,7 @@ from ops.serving.processes.first_start import Announce, announced
 from ops.serving.processes.gateway_process import MODEL_LOAD_S, Stop, switch_level
 from ops.serving.supervised import open_supervised
 from ops.serving.supervisor import STABLE_S, backoff_s, child_environment
+from ops.settings.administration import open_admin
 from ops.settings.settings import Settings
 from ops.settings.upstreams import EngineEntry
 from tenants.audit.log import AuditLog
