@@ -1,10 +1,12 @@
 """Runs Alembic migrations from code, without an alembic.ini.
 
 `upgrade` and `downgrade` run in one transaction, one at a time: a second process that upgrades the same
-database waits and then finds nothing to do."""
+database waits and then finds nothing to do. On PostgreSQL no change waits long for a lock,
+since the gateways' writes would queue behind it: it gives up and is tried again."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,16 +17,22 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection, text
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from tenants.errors import Invalid
+from tenants.errors import DatabaseUnavailable, Invalid
 from tenants.storage import server_role
 from tenants.storage.database import BUSY_TIMEOUT_S, create_sql_engine, is_refused, translate
+from tenants.storage.release import require_may_serve, this_release
 
 #: PostgreSQL advisory lock key, specific to Fairgate ("fairgate" in bytes).
 _ADVISORY_LOCK = int.from_bytes(b"fairgate", "big")
 WAIT_S = 300.0
 """How long to wait for a migration of another process on SQLite, where one of a long ledger takes minutes."""
+LOCK_TIMEOUT_S = 2.0
+"""How long the gateways' writes may queue behind a change of the schema on PostgreSQL."""
+LOCK_PAUSE_S = 1.0
+"""Between two tries: what has queued is done by then."""
+_LOCK_NOT_AVAILABLE = "55P03"
 
 
 def head() -> str:
@@ -40,8 +48,29 @@ def current(url: str) -> str | None:
         return MigrationContext.configure(connection).get_current_revision()
 
 
+def is_newer(revision: str | None) -> bool:
+    """Whether a database's revision is of a later release than this program."""
+    return revision is not None and revision > head()
+
+
+def require_served(url: str) -> None:
+    """Raises `Invalid` where the database needs a newer release than this one, `DatabaseUnavailable`."""
+    with _transaction(url, writing=False) as connection:
+        require_may_serve(connection, this_release())
+
+
+def prepare(url: str) -> None:
+    """Makes the database ready to be served: upgrades it, and leaves one of a later release as it is.
+    Raises `Invalid` where this release may not serve it, and as `upgrade`."""
+    found = current(url)
+    if not is_newer(found):
+        upgrade(url)
+    require_served(url)
+
+
 def upgrade(url: str, revision: str = "head") -> None:
-    """Raises `DatabaseUnavailable`, `Invalid` for an unknown revision or a database older than the first."""
+    """Raises `DatabaseUnavailable`, `Invalid` for an unknown revision, a database older than the first, or
+    a table that others hold for longer than `WAIT_S`."""
     _migrate(url, revision, command.upgrade)
 
 
@@ -63,9 +92,35 @@ def grant(url: str, role: str) -> None:
 
 
 def _migrate(url: str, revision: str, move: Callable[[Config, str], None]) -> None:
+    until_s = time.monotonic() + WAIT_S
+    while not _try(url, revision, move):
+        if time.monotonic() > until_s:
+            raise Invalid(
+                "database_url",
+                f"others have held one of its tables for {WAIT_S:g} s: end their long transactions"
+                " (pg_stat_activity shows them), and try again",
+            )
+        time.sleep(LOCK_PAUSE_S)
+
+
+def _try(url: str, revision: str, move: Callable[[Config, str], None]) -> bool:
+    """False: a table was held, and nothing has changed."""
+    try:
+        _move(url, revision, move)
+    except DatabaseUnavailable as error:
+        cause = error.__cause__
+        if isinstance(cause, DBAPIError) and getattr(cause.orig, "sqlstate", "") == _LOCK_NOT_AVAILABLE:
+            return False
+        raise
+    return True
+
+
+def _move(url: str, revision: str, move: Callable[[Config, str], None]) -> None:
     with _transaction(url, writing=True) as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
+            # After the wait for another process that migrates, which may take longer.
+            connection.execute(text(f"SET LOCAL lock_timeout = {round(LOCK_TIMEOUT_S * 1e3)}"))
         config = _config()
         _require_start(connection, config)
         config.attributes["connection"] = connection

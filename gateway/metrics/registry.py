@@ -6,7 +6,6 @@ Labels come from closed sets, never tenants or keys: the number of series does n
 from __future__ import annotations
 
 import platform
-from importlib import metadata
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -17,17 +16,11 @@ from gateway.metrics.recent_lag import RecentLag
 from gateway.metrics.requests import EndedRequests
 from gateway.metrics.waits import RecentFirstTokens, RecentWaits
 from gateway.trace_context import TRACEPARENT, TRACESTATE
+from tenants.storage.release import this_release
 
 LAG_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 MAX_ACCEPT_CHARACTERS = 1_024
 """Of an Accept header; Prometheus sends some 200."""
-
-
-def _version() -> str:
-    try:
-        return metadata.version("fairgate")
-    except metadata.PackageNotFoundError:  # run from a checkout that was not installed
-        return "0+unknown"
 
 
 class Metrics:
@@ -42,7 +35,7 @@ class Metrics:
             ["version", "python"],
             registry=self.registry,
         )
-        build.labels(_version(), platform.python_version()).set(1)
+        build.labels(this_release(), platform.python_version()).set(1)
         self.ended = EndedRequests()
         self.registry.register(self.ended)
         self.gen_ai = GenAIMetrics()

@@ -135,6 +135,8 @@ async def _database(settings: Settings) -> Finding:
         )
     try:
         revision = runner.current(url)
+        if runner.is_newer(revision):
+            runner.require_served(url)
     except TenancyError as error:
         return Finding(
             "database",
@@ -142,7 +144,7 @@ async def _database(settings: Settings) -> Finding:
             explain(error, settings),
             "start it, or correct --database-url (FAIRGATE_DATABASE_URL)",
         )
-    if revision != runner.head():
+    if revision != runner.head() and not runner.is_newer(revision):
         return Finding(
             "database",
             False,
@@ -150,9 +152,10 @@ async def _database(settings: Settings) -> Finding:
             "run `fairgate db upgrade`",
         )
     database = open_database(url)
+    later = ", of a later release" if runner.is_newer(revision) else ""
     try:
         await database.ping()
-        return Finding("database", True, f"{database.description}, schema {revision}")
+        return Finding("database", True, f"{database.description}, schema {revision}{later}")
     except TenancyError as error:
         return Finding(
             "database", False, str(error), "start it, or correct --database-url (FAIRGATE_DATABASE_URL)"

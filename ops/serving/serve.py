@@ -55,7 +55,7 @@ def serve(settings: Settings, announce: Announce) -> int:
                 most = limits.connections.max_connections
                 log.info("%d of %d open files are for clients' connections", most, open_files)
                 pepper = datadir.pepper(settings)
-                runner.upgrade(settings.resolved_database_url)
+                runner.prepare(settings.resolved_database_url)
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
                     if settings.workers > 1:
                         loop.run(run_workers(settings, pepper, made, limits, announce))

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, delete, exists, select, update
 from tenants.directory import queries
 from tenants.errors import Invalid, TenancyError
 from tenants.storage.database import Database
+from tenants.storage.release import MAX_RELEASE_CHARS, this_release
 from tenants.storage.tables import gateways, progress
 from tenants.storage.upserts import insert
 
@@ -52,6 +53,8 @@ class GatewaySeen:
     """Of the database's clock."""
     served_revision: int | None = None
     """The directory's revision that it serves by; None: not said yet."""
+    release: str = ""
+    """Fairgate's version that it runs; empty: one that did not say it."""
 
 
 class IdentityTaken(TenancyError):
@@ -72,6 +75,7 @@ class GatewayRegistry:
         """`wall_clock` (seconds since 1970) is used with SQLite only."""
         self._database = database
         self._wall_clock = wall_clock
+        self._release = this_release()[:MAX_RELEASE_CHARS]
 
     async def beat(
         self,
@@ -98,6 +102,7 @@ class GatewayRegistry:
                 "adopter": "",
                 "instance_id": instance.instance_id,
                 "runs_in": instance.runs_in,
+                "release": self._release,
             }
             is_ours = None if takes_over else gateways.c.instance_id.in_(["", instance.instance_id])
             written = connection.execute(
@@ -202,6 +207,7 @@ def _seen(connection: Connection, now_us: int) -> list[GatewaySeen]:
             row["runs_in"],
             row["heartbeat_us"],
             row["served_revision"],
+            row["release"],
         )
         for row in rows
     ]

@@ -15,6 +15,7 @@ from ops.serving import datadir, doctor
 from ops.settings.settings import Settings
 from tenants.directory.gateways import GatewayRegistry, IdentityTaken, Instance
 from tenants.storage.database import Database
+from tenants.storage.release import this_release
 from tests.support.quota import Clock
 
 BEAT_S = 3.0
@@ -37,6 +38,16 @@ def sleeper(clock: Clock, meanwhile: Callable[[], Awaitable[None]]) -> Callable[
         await meanwhile()
 
     return sleep
+
+
+async def test_a_gateways_row_names_its_release(sqlite_url: str) -> None:
+    database = Database(sqlite_url)
+    registry = GatewayRegistry(database)
+    await beat(registry, FIRST)
+    found = await registry.find("gw")
+    assert found is not None
+    assert found.release == this_release() != ""
+    await database.close()
 
 
 async def test_the_doctor_finds_a_copied_identity(sqlite_url: str, tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ from sqlalchemy.exc import DBAPIError
 from migrations import runner
 from tenants.errors import DatabaseUnavailable, Invalid, SchemaMissing
 from tenants.storage.database import create_sql_engine, open_database
+from tenants.storage.release import OLDEST_RELEASE, this_release
 from tenants.storage.tables import metadata
+from tenants.storage.tables import settings as settings_table
 from tests.support.services import free_port
 
 
@@ -130,6 +132,44 @@ def test_what_is_append_only_cannot_be_changed(database_url: str) -> None:
             with pytest.raises(DBAPIError, match="append-only"), engine.begin() as connection:
                 connection.execute(text(change))
     engine.dispose()
+
+
+def test_a_database_of_a_later_release_is_served_unless_it_needs_a_newer_one(database_url: str) -> None:
+    set_revision(database_url, "9999")
+    runner.prepare(database_url)
+    engine = create_sql_engine(database_url, writing=True)
+    for oldest, serves in ((this_release(), True), ("999.1", False)):
+        with engine.begin() as connection:
+            connection.execute(settings_table.delete().where(settings_table.c.name == OLDEST_RELEASE))
+            connection.execute(settings_table.insert().values(name=OLDEST_RELEASE, value=oldest))
+        if serves:
+            runner.prepare(database_url)
+        else:
+            with pytest.raises(Invalid, match=r"needs Fairgate 999\.1 or newer, and this is \d"):
+                runner.prepare(database_url)
+    engine.dispose()
+    assert runner.current(database_url) == "9999"
+
+
+def test_a_change_of_the_schema_that_waits_lets_the_gateways_write(postgres_url: str) -> None:
+    runner.downgrade(postgres_url, "0025")
+    engine = create_sql_engine(postgres_url, writing=True)
+    gateway = create_sql_engine(postgres_url, writing=True)
+    waits = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'gateways'::regclass")
+    with ThreadPoolExecutor(1) as pool:
+        with engine.begin() as reader:
+            reader.execute(text("SELECT count(*) FROM gateways"))
+            upgraded = pool.submit(runner.upgrade, postgres_url)
+            while not reader.execute(waits).scalar_one():
+                assert not upgraded.done()
+            with gateway.begin() as writer:
+                writer.execute(text("SET LOCAL lock_timeout = '20s'"))
+                writer.execute(text("UPDATE gateways SET adopter = ''"))
+            assert not upgraded.done()
+        upgraded.result()
+    engine.dispose()
+    gateway.dispose()
+    assert runner.current(postgres_url) == runner.head()
 
 
 def test_an_unknown_revision_is_named(empty_database_url: str) -> None:

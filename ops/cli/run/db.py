@@ -38,7 +38,10 @@ def _report(settings: Settings, done: str) -> None:
     revision = runner.current(settings.resolved_database_url)
     value = {"revision": revision, "head": runner.head(), "is_current": revision == runner.head()}
     text = "no Fairgate schema" if revision is None else f"revision {revision}"
-    text += " (current)" if value["is_current"] else f" (this program needs {value['head']})"
+    if runner.is_newer(revision):
+        text += f" (of a later release: this program knows {value['head']})"
+    else:
+        text += " (current)" if value["is_current"] else f" (this program needs {value['head']})"
     answer(value, f"{done}: {text}" if done else text)
 
 

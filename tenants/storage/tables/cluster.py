@@ -34,6 +34,8 @@ gateways = Table(
     Column("runs_in", String(128), nullable=False, server_default=text("''")),
     # The directory's revision that it serves by; NULL: not confirmed.
     Column("served_revision", BigInteger),
+    # Fairgate's version; empty: older than 0026 of the schema.
+    Column("release", String(32), nullable=False, server_default=text("''")),
 )
 
 # Replicas without new requests in any gateway, by model and by the replica's name in the installation.

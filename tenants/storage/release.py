@@ -1,0 +1,49 @@
+"""The release that runs, and the oldest one that may serve a database."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+
+from sqlalchemy import Connection, select
+
+from tenants.errors import Invalid
+from tenants.storage.tables import settings
+
+OLDEST_RELEASE = "schema.oldest_release"
+"""The row of `settings` with the oldest release that may serve; without one, each may."""
+MAX_RELEASE_CHARS = 32
+_NUMBERS = re.compile(r"\d+(?:\.\d+)*")
+
+
+def this_release() -> str:
+    try:
+        return metadata.version("fairgate")
+    except metadata.PackageNotFoundError:  # run from a checkout that was not installed
+        return "0+unknown"
+
+
+def is_older(release: str, than: str) -> bool:
+    """By the numbers alone: what follows them (`rc1`, `+local`) does not count. Without numbers it is the
+    oldest."""
+    return _numbers(release) < _numbers(than)
+
+
+def require_may_serve(connection: Connection, release: str) -> None:
+    """Raises `Invalid` where the database needs a newer release than `release`."""
+    row = select(settings.c.value).where(settings.c.name == OLDEST_RELEASE)
+    oldest = connection.execute(row).scalar()
+    if oldest is not None and is_older(release, oldest):
+        raise Invalid(
+            "database_url",
+            f"its schema needs Fairgate {oldest} or newer, and this is {release}: install {oldest} or newer,"
+            " or restore a backup from before",
+        )
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    found = _NUMBERS.match(release)
+    numbers = [int(part) for part in found[0].split(".")] if found else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
