@@ -6,6 +6,7 @@ key is changed: gateways that share a database share the key's file, or leave si
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import IntegrityError
@@ -92,21 +93,34 @@ def change_key(
     connection: Connection, old: SigningKey, new: SigningKey, actor: str, origin: str, now_us: int
 ) -> StoredCheckpoint:
     """Adds a row that names both keys, and a checkpoint up to it, signed by both. Raises as `make`."""
-    store.head(connection, is_locked=True)
-    make(connection, old, now_us)  # whatever the old key vouches for, it has looked at
-    row = store.LogEntry(
+    return hand_over(connection, old, new, row_of_change(old, new, key_history.ACTION, actor, origin, now_us))
+
+
+def row_of_change(
+    old: SigningKey, new: SigningKey, action: str, actor: str, origin: str, now_us: int, **said: Any
+) -> store.LogEntry:
+    """The row that names both keys. `said`: what it says besides of the new state."""
+    return store.LogEntry(
         at_us=now_us,
         actor=actor,
         origin=origin,
-        action=key_history.ACTION,
+        action=action,
         target=key_history.TARGET,
         before={"public_key": str(old.public)},
-        after={"public_key": str(new.public)},
+        after={"public_key": str(new.public)} | said,
     )
+
+
+def hand_over(
+    connection: Connection, old: SigningKey, new: SigningKey, row: store.LogEntry
+) -> StoredCheckpoint:
+    """Adds the row, and a checkpoint up to it under the new key's name, signed by both. Raises as `make`."""
+    store.head(connection, is_locked=True)
+    make(connection, old, row.at_us)  # whatever the old key vouches for, it has looked at
     store.append(connection, row)
     edge = store.head(connection)
     text = Checkpoint(new.name, edge.size, edge.root).text
-    made = StoredCheckpoint(edge.size, old.signed(text) + new.signature(text), now_us)
+    made = StoredCheckpoint(edge.size, old.signed(text) + new.signature(text), row.at_us)
     values = {"size": made.size, "note": made.note, "at_us": made.at_us}
     connection.execute(insert(audit_checkpoints).values(values))
     is_key = settings.c.name == PUBLIC_KEY_SETTING

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tenants.audit.entry import IDS
-from tenants.audit.key_history import ACTION, change_from
+from tenants.audit.key_history import ACTION, RESTORE, KeyHistory, SignerChange, change_from
 from tenants.audit.note import PublicKey, hash_of_text
 from tenants.audit.verify import Head, LogRow, LogVerifier, Verdict
 from tenants.errors import Invalid
@@ -55,13 +55,16 @@ def verify_export(
     """Checks a file, which is read twice: its checkpoints and changes of the key first. Raises `Invalid`
     where it is no complete export of a log that one of the keys signs."""
     parsed = _parsed(lines)
-    head, checkpoints, changes = _head_of(parsed, keys), [], []
+    (head, name), checkpoints, changes = _head_of(parsed), [], []
     for number, line in parsed:
         if "checkpoint" in line:
             checkpoints.append(_checkpoint_of(number, line))
-        elif line.get("action") == ACTION:
+        elif line.get("action") in (ACTION, RESTORE):
             changes.append(change_from(_row_of(number, line).entry))
     valid = [change for change in changes if change is not None]
+    known = _names(keys, KeyHistory(keys, valid, dict(checkpoints)).changes)
+    if name is not None and name not in known:
+        raise Invalid("line 1", f"the file is of the log {name}, and the key of {', '.join(known)}")
     verifier = LogVerifier(keys, checkpoints, kept=kept, changes=valid)
     for number, line in _parsed(again):
         if number > 1 and "checkpoint" not in line:
@@ -69,7 +72,14 @@ def verify_export(
     return verifier.verdict(head)
 
 
-def _head_of(parsed: Iterator[tuple[int, dict[str, Any]]], keys: Sequence[PublicKey]) -> Head:
+def _names(keys: Sequence[PublicKey], changes: Sequence[SignerChange]) -> list[str]:
+    """What the log was called; a restore gives it a new name."""
+    renamed = [key for change in changes for key in (change.old, change.new)]
+    return list(dict.fromkeys(key.name for key in (*keys, *renamed)))
+
+
+def _head_of(parsed: Iterator[tuple[int, dict[str, Any]]]) -> tuple[Head, str | None]:
+    """The log's head and its name, as the file says."""
     _, said = next(parsed, (1, {}))
     version, size, root, text = (said.get(name) for name in ("version", "size", "root", "public_key"))
     if said.get("format") != FORMAT:
@@ -83,12 +93,8 @@ def _head_of(parsed: Iterator[tuple[int, dict[str, Any]]], keys: Sequence[Public
         raise Invalid("line 1", "this is a filtered list: only an export without a filter can be checked")
     if type(size) is not int or size < 0 or not isinstance(root, str):
         raise Invalid("line 1", "size and root of the log are missing")
-    if isinstance(text, str):
-        name = PublicKey.parse(text).name
-        if name not in {key.name for key in keys}:
-            known = ", ".join(key.name for key in keys)
-            raise Invalid("line 1", f"the file is of the log {name}, and the key of {known}")
-    return Head(size, hash_of_text("line 1", root))
+    name = PublicKey.parse(text).name if isinstance(text, str) else None
+    return Head(size, hash_of_text("line 1", root)), name
 
 
 def _checkpoint_of(number: int, line: Mapping[str, Any]) -> tuple[int, str]:

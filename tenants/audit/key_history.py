@@ -13,6 +13,7 @@ from tenants.audit.note import PublicKey, parse_checkpoint, text_signed_by_all
 from tenants.errors import Invalid
 
 ACTION = "audit.rotate_key"
+RESTORE = "audit.restore"
 TARGET = "audit-key"
 
 
@@ -23,6 +24,8 @@ class SignerChange:
     seq: int
     old: PublicKey
     new: PublicKey
+    is_restore: bool = False
+    """From here on the log has the name of the new key."""
 
     @property
     def size(self) -> int:
@@ -34,12 +37,13 @@ def change_from(entry: bytes) -> SignerChange | None:
     """The change that a row records; None: none, or none that can be read."""
     try:
         said = decode(entry)
-        if said.get("action") != ACTION:
+        action = said.get("action")
+        if action not in (ACTION, RESTORE):
             return None
         old, new = (PublicKey.parse(str(said[name]["public_key"])) for name in ("before", "after"))
     except (Invalid, KeyError, TypeError):
         return None
-    return SignerChange(said["seq"], old, new)
+    return SignerChange(said["seq"], old, new, action == RESTORE)
 
 
 class KeyHistory:
@@ -72,7 +76,9 @@ class KeyHistory:
 
 def _is_signed(change: SignerChange, notes: Mapping[int, str]) -> bool:
     note = notes.get(change.size)
-    if note is None or change.old.name != change.new.name or change.old == change.new:
+    if note is None or change.old == change.new:
+        return False
+    if (change.old.name == change.new.name) is change.is_restore:
         return False
     try:
         said = parse_checkpoint(text_signed_by_all(note, [change.old, change.new]))

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, select
 from tenants.audit import checkpoints, store
 from tenants.audit.checkpoints import StoredCheckpoint
 from tenants.audit.entry import FIELDS
-from tenants.audit.key_history import ACTION, TARGET, SignerChange, change_from
+from tenants.audit.key_history import ACTION, RESTORE, TARGET, SignerChange, change_from
 from tenants.audit.note import InclusionProof, PublicKey, SigningKey, open_checkpoint
 from tenants.audit.store import stored_head
 from tenants.audit.tree import consistency_proof, inclusion_proof
@@ -192,7 +192,7 @@ def verify_stored(connection: Connection, keys: Sequence[PublicKey], kept: Seque
 
 def key_changes(connection: Connection) -> list[SignerChange]:
     """Changes of the key as rows claim; their checkpoints prove them."""
-    query = select(audit.c.entry).where(audit.c.target == TARGET, audit.c.action == ACTION)
+    query = select(audit.c.entry).where(audit.c.target == TARGET, audit.c.action.in_((ACTION, RESTORE)))
     entries = connection.execute(query.order_by(audit.c.seq)).scalars()
     return [change for entry in entries if (change := change_from(entry)) is not None]
 

@@ -80,7 +80,7 @@ async def verify_ledger(
     `running`: ids of the running requests (a server passes a function): other unsettled ones are a problem;
     None: not known, they are only counted. Requests of gateways other than `gateway_id` are not judged while
     their last heartbeat is no older than `stale_s`."""
-    rows = await database.read(_check_rows)
+    rows = await database.read(check_rows)
     limits: list[Limit] = []
     problems = list(rows.problems)
 
@@ -101,7 +101,8 @@ async def verify_ledger(
 # ---------------------------------------------------------------- rows
 
 
-def _check_rows(connection: Connection) -> VerifyReport:
+def check_rows(connection: Connection) -> VerifyReport:
+    """Checks every row against the others, on one snapshot; no counters and no sums of usage."""
     problems: list[str] = []
     changed = ledger.c.counter_set.in_(changed_sets(connection)[: queries.CHUNK])
     checks = _row_checks() | {"what it is charged to was changed": select(ledger.c.request_id).where(changed)}

@@ -150,3 +150,14 @@ def test_a_row_that_cannot_be_read_is_no_change() -> None:
         {10: note_of(log().rows, 10, KEYS[0], SigningKey("other.example/log", KEYS[1].seed))},
     )
     assert history.changes == []
+
+
+def test_a_restore_gives_the_log_another_name_and_nothing_else_does() -> None:
+    renamed = SigningKey("other.example/log", bytes(32))
+    for new, is_restore, counts in ((renamed, True, 1), (renamed, False, 0), (KEYS[1], True, 0)):
+        text = Checkpoint(new.name, 10, bytes(32)).text
+        change = SignerChange(9, KEYS[0].public, new.public, is_restore)
+        for known in (KEYS[0], new):
+            note = KEYS[0].signed(text) + new.signature(text)
+            assert len(KeyHistory([known.public], [change], {10: note}).changes) == counts
+        assert KeyHistory([new.public], [change], {10: new.signed(text)}).changes == []
