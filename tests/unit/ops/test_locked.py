@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ops.locked import LOCKS, ROOT, pins, problems
+from ops.locked import LOCKS, ROOT, installed, pins, problems, subset
 
 PINNED = "a-b==1.0 \\\n    --hash=sha256:" + "0" * 64 + " \\\n    --hash=sha256:" + "1" * 64 + "\n"
 
@@ -28,3 +28,17 @@ def test_every_locked_package_has_hashes_and_stands_in_one_file() -> None:
     assert len(first) > 40
     assert len(second) > 40
     assert not first.keys() & second.keys()
+
+
+def test_the_part_of_the_lock_for_an_image_has_the_hashes_and_nothing_else() -> None:
+    text = PINNED + PINNED.replace("a-b", "c")
+    assert pins(subset(text, ["c"])) == {"c": ("1.0", 2)}
+    with pytest.raises(KeyError, match="d"):
+        subset(text, ["d"])
+
+
+def test_the_gateways_image_needs_no_torch_and_all_it_needs_is_locked() -> None:
+    both = "".join((ROOT / file).read_text() for file in LOCKS)
+    gateway = pins(subset(both, installed("fairgate[postgres,redis,otel]")))
+    assert {"psycopg", "redis", "opentelemetry-sdk", "litestar"} <= gateway.keys()
+    assert not {"torch", "transformers", "numba"} & gateway.keys()

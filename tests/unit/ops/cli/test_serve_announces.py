@@ -39,6 +39,11 @@ def test_a_pipe_is_told_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[s
     said = capsys.readouterr().out
     assert str(tmp_path / "owner-key") in said
     assert "fg_live_secret" not in said
+    command = json.loads(said)["curl"] if as_json else said
+    assert (
+        f'curl http://127.0.0.1:1/v1/chat/completions -H "Authorization: Bearer $(cat {tmp_path}/owner-key)"'
+        in command
+    )
     assert (tmp_path / "owner-key").read_text() == "fg_live_secret\n"
     assert str(tmp_path / "set-up-link") in said
     assert "token=abc" not in said
