@@ -15,7 +15,12 @@ from gateway.app import handlers
 from ops.cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "runbooks").glob("*.md")),
+]
 RUNS = "run"
 """Second word of a fence whose block is run by a test; pages show the first one's colours only."""
 

@@ -8,9 +8,18 @@ from pathlib import Path
 from ops.settings import policy_document
 from ops.settings.document import page
 from ops.settings.settings import SETTINGS
+from tenants.outbox.kinds import ALERT_KINDS
+from tests.support.documents import blocks
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+RUNBOOK = [
+    "What it means",
+    "What users notice",
+    "Tell the causes apart",
+    "What to do",
+    "When to wake whom",
+]
 
 
 def test_the_page_of_settings_is_the_one_that_is_generated() -> None:
@@ -21,12 +30,20 @@ def test_the_page_of_settings_is_the_one_that_is_generated() -> None:
 def test_links_between_documents_lead_somewhere() -> None:
     broken = [
         f"{page.name}: {target}"
-        for page in [ROOT / "README.md", *DOCS.glob("*.md")]
+        for page in [ROOT / "README.md", *DOCS.rglob("*.md")]
         for target in re.findall(r"\]\(([^)#\s]+)", page.read_text())
         if "://" not in target and not (page.parent / target).exists()
     ]
 
     assert broken == []
+
+
+def test_each_alert_has_a_runbook_with_three_commands() -> None:
+    pages = {path.stem: path for path in (DOCS / "runbooks").glob("*.md")}
+    assert set(pages) == {kind.subject for kind in ALERT_KINDS}
+    for path in pages.values():
+        assert re.findall(r"^## (.*)$", path.read_text(), re.M) == RUNBOOK
+        assert [block.is_run for block in blocks(path)] == [True] * 3, path.name
 
 
 def test_invariants_name_tests_that_exist() -> None:

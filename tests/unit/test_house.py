@@ -22,7 +22,7 @@ NEVER_SAID = (
     "go together",
 )
 """Phrases of the word list in CONTRIBUTING.md that are wrong wherever users read them."""
-SAID = ("README.md", "docs/*.md", "gateway/console/templates/**/*.html")
+SAID = ("README.md", "docs/**/*.md", "gateway/console/templates/**/*.html")
 """The texts that are read for them."""
 
 
