@@ -12,6 +12,8 @@ from msgspec import Meta, field
 from engine.bounds import Bounded
 from engine.scheduling.policy import DEFAULT_POLICY
 
+MAX_SOCKET_PATH_BYTES = 107
+"""What a Unix socket address can hold (sockaddr_un)."""
 AUTO = 0
 """Of a size: it is derived from device, model and memory (`engine/process/capacity.py`)."""
 AUTO_HOST_BLOCKS = -1

@@ -46,7 +46,7 @@ from engine.process.capacity import DEFAULTS, CapacityRefused, step_sizes
 from engine.process.fingerprint import machine_name, model_fingerprint, tokenizer_fingerprint
 from engine.process.lock import EngineLock, LockContent, LockHeld, lock_path, pid_namespace
 from engine.process.loop import EngineLoop
-from engine.process.options import AUTO_STEPS_AHEAD, EngineOptions
+from engine.process.options import AUTO_STEPS_AHEAD, MAX_SOCKET_PATH_BYTES, EngineOptions
 from engine.process.outcomes import OutcomeStore, OutcomesUnreadable, read_outcomes, write_outcomes
 from engine.process.profiling import measured_sizes
 from engine.process.spans import EngineSpans
@@ -57,8 +57,6 @@ from kernels.gpu.compiling import KernelRefused, use_cache
 if TYPE_CHECKING:
     from engine.model.probe_attachment import ProbeFollower
 
-MAX_SOCKET_PATH_BYTES = 107
-"""What a Unix socket address can hold (sockaddr_un)."""
 SEND_QUEUE_MESSAGES = 1_000
 RECEIVE_QUEUE_MESSAGES = 10_000
 DRAIN_S = 2.0

@@ -20,12 +20,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-import engine.process.server
+import engine
 from engine.client.client import EngineClient
 from engine.messages import PROTOCOL_VERSION, Ready
 from engine.process.lock import LockContent, find_holder, lock_path, pid_namespace
-from engine.process.options import EngineOptions
-from engine.process.server import MAX_SOCKET_PATH_BYTES
+from engine.process.options import MAX_SOCKET_PATH_BYTES, EngineOptions
 
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 10.0
@@ -256,7 +255,7 @@ class EngineSupervisor:
 
 def child_environment() -> dict[str, str]:
     """Of a process of ours that `python -P` runs, wherever the packages are."""
-    root, path = str(Path(engine.process.server.__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")
+    root, path = str(Path(engine.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")
     is_installed = root in site.getsitepackages()
     return os.environ | ({} if is_installed else {"PYTHONPATH": os.pathsep.join(filter(None, [root, path]))})
 
