@@ -66,7 +66,7 @@ def verify(directory: Path, public_keys: tuple[str, ...]) -> None:
     Changes nothing. Without --public-key the audit is checked with the key that the backup names.
 
     \b
-    --json answers as `fairgate backup create`.
+    --json answers what `fairgate backup create --json` does.
     """
     from ops.recovery import backup as backups
 

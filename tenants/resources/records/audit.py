@@ -25,7 +25,7 @@ from tenants.storage.tables import audit
 KINDS = (
     *("tenant", "project", "key", "limit", "price", "slo", "alias"),
     *("policy", "brake", "upstream", "request", "ledger", "usage"),
-    *("person", "session", "audit", "access", "server", "webhook", "alert"),
+    *("person", "session", "audit", "access", "server", "webhook", "alert", "backup"),
 )
 """What acts are about: the first word of each act."""
 
