@@ -24,13 +24,14 @@ from tenants.audit.log import verify_stored
 from tenants.audit.note import PublicKey
 from tenants.ledger.verify import check_rows
 from tenants.storage.database import BUSY_TIMEOUT_S, open_database, parse_url
+from tenants.storage.release import this_release
 from tenants.storage.tables import ledger
 
 ACTION = "backup.create"
 
 
 async def create(
-    settings: Settings, directory: Path, recipient: str | None, actor: str, origin: str, release: str
+    settings: Settings, directory: Path, recipient: str | None, actor: str, origin: str
 ) -> Manifest:
     """Copies the database as it is at one instant, and secrets where there is a recipient. The audit gets
     a row of it, which is in the copy. Raises `BackupRefused`, `TenancyError`."""
@@ -57,7 +58,7 @@ async def create(
         os.chmod(copy, 0o600)
         files[DATABASE_FILE] = manifests.hash_of(copy)
         with opened(directory) as stored:
-            made = Manifest(**figures(stored), release=release, at=_iso(now_us), files=files)
+            made = Manifest(**figures(stored), release=this_release(), at=_iso(now_us), files=files)
         made.write(directory)
     except (OSError, sqlite3.Error) as error:
         raise BackupRefused(f"the backup {directory} cannot be written: {error}") from None

@@ -5,7 +5,6 @@ a second history."""
 
 from __future__ import annotations
 
-import secrets as random
 import shutil
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ from ops.recovery import backup, secret_files
 from ops.recovery import manifest as manifests
 from ops.recovery.manifest import DATABASE_FILE, SECRETS_FILE, BackupRefused, Manifest
 from ops.serving import datadir
-from ops.serving.audit_key import AUDIT_KEY_FILE
+from ops.serving.audit_key import AUDIT_KEY_FILE, of_new_log
 from tenants.audit import checkpoints
 from tenants.audit.key_history import RESTORE
 from tenants.audit.note import SigningKey, open_checkpoint
@@ -41,7 +40,7 @@ async def restore(
     found = _secrets(directory, manifest, given, identity)
     old = _signing_key(found, manifest)
     lost = _lost(manifest, old, witnessed)
-    new = SigningKey(f"fairgate-audit/{random.token_hex(8)}", random.token_bytes(32))
+    new = of_new_log()
     found[AUDIT_KEY_FILE] = new.to_secret_text()
     datadir.ensure(data_dir)
     secret_files.write(found, data_dir)

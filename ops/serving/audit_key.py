@@ -52,13 +52,18 @@ def _read(path: Path) -> SigningKey | None:
         ) from None
 
 
+def of_new_log() -> SigningKey:
+    """A key under a name that no other log has."""
+    return SigningKey(f"fairgate-audit/{secrets.token_hex(8)}", secrets.token_bytes(32))
+
+
 async def own(data_dir: Path, audit: AuditLog) -> SigningKey | None:
     """The file's key, or a new one where the log has none; None: others sign. Raises `DataDirRefused`."""
     known = await audit.public_key()
     _finish_change(data_dir, known)
     path, key = data_dir / AUDIT_KEY_FILE, read(data_dir)
     if key is None and known is None:
-        made = SigningKey(f"fairgate-audit/{secrets.token_hex(8)}", secrets.token_bytes(32))
+        made = of_new_log()
         # Before the database notes it: a key noted there and written nowhere could sign nothing.
         private_file(path, made.to_secret_text())
         known = await audit.register(made.public)

@@ -135,8 +135,7 @@ async def _database(settings: Settings) -> Finding:
         )
     try:
         revision = runner.current(url)
-        if runner.is_newer(revision):
-            runner.require_served(url)
+        is_newer = runner.is_newer(revision)
     except TenancyError as error:
         return Finding(
             "database",
@@ -144,7 +143,12 @@ async def _database(settings: Settings) -> Finding:
             explain(error, settings),
             "start it, or correct --database-url (FAIRGATE_DATABASE_URL)",
         )
-    if revision != runner.head() and not runner.is_newer(revision):
+    if is_newer:
+        try:
+            runner.require_served(url)
+        except TenancyError as error:
+            return Finding("database", False, explain(error, settings), "install a newer release")
+    elif revision != runner.head():
         return Finding(
             "database",
             False,
@@ -152,7 +156,7 @@ async def _database(settings: Settings) -> Finding:
             "run `fairgate db upgrade`",
         )
     database = open_database(url)
-    later = ", of a later release" if runner.is_newer(revision) else ""
+    later = ", of a later release" if is_newer else ""
     try:
         await database.ping()
         return Finding("database", True, f"{database.description}, schema {revision}{later}")

@@ -46,11 +46,10 @@ def create(directory: Path, recipient: str | None, no_secrets: bool) -> None:
     """
     if (recipient is None) is not no_secrets:
         raise click.UsageError("give --age, to encrypt pepper and keys, or --no-secrets, to leave them out")
-    from ops.cli.main import _version
     from ops.recovery import backup as backups
 
     who = actor()
-    made = _run(backups.create(settings_now(), directory, recipient, who.name, who.origin, _version()))
+    made = _run(backups.create(settings_now(), directory, recipient, who.name, who.origin))
     answer(
         asdict(made),
         f"{directory}: {made.audit_size:,} rows of the audit, ledger up to {made.last_ledger_id}",
