@@ -28,12 +28,7 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
 {{- define "fairgate.pod" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
-{{- with .Values.image.pullSecrets }}
-imagePullSecrets:
-{{- range . }}
-  - name: {{ . }}
-{{- end }}
-{{- end }}
+imagePullSecrets: [{{ range .Values.image.pullSecrets }}{name: {{ . }}}, {{ end }}]
 securityContext:
   runAsNonRoot: true
   runAsUser: 10001
@@ -58,20 +53,17 @@ securityContext:
   valueFrom: {secretKeyRef: {{ dict "name" (index . 1).name "key" (index . 1).key | toJson }}}
 {{- end }}
 
-{{- /* Where a pod of gateways or engines may run. Takes (list ROOT COMPONENT VALUES). */}}
-{{- define "fairgate.placement" -}}
-topologySpreadConstraints:
-  - maxSkew: 1
-    topologyKey: kubernetes.io/hostname
-    whenUnsatisfiable: ScheduleAnyway
-    labelSelector:
-      matchLabels: {{- include "fairgate.selector" . | nindent 8 }}
-{{- with (index . 2).nodeSelector }}
-nodeSelector: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with (index . 2).tolerations }}
-tolerations: {{- toYaml . | nindent 2 }}
-{{- end }}
+{{- /* One pod at a time may be taken away. Takes (list ROOT COMPONENT NAME). */}}
+{{- define "fairgate.budget" -}}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ index . 2 }}
+  labels: {{- include "fairgate.labels" . | nindent 4 }}
+spec:
+  maxUnavailable: 1
+  selector:
+    matchLabels: {{- include "fairgate.selector" . | nindent 6 }}
 {{- end }}
 
 {{- /* What gateways and engines mount alike. */}}
