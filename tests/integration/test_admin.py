@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import IntegrityError
 
+from ops.serving.processes import first_start
 from tenants.admin import limits
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
@@ -379,3 +380,9 @@ async def test_windows_of_every_kind_can_be_set(admin: Admin) -> None:
             ACTOR, LimitSet(tenant="acme", meter="cost_nanousd", window=window.value, amount=10**15)
         )
         assert limit.window is window
+
+
+async def test_gateways_that_start_together_for_the_first_time_make_one_owner(admin: Admin) -> None:
+    made = await asyncio.gather(*(first_start._owner_key(admin) for _ in range(2)))
+    assert len([secret for secret in made if secret is not None]) == 1
+    assert await first_start._owner_key(admin) is None

@@ -20,6 +20,7 @@ from tenants.errors import AuditDamaged, Invalid
 from tenants.storage.database import Database, open_database
 from tenants.storage.tables import audit
 from tests.support.audited import audited
+from tests.support.commands import answer_of, fairgate
 
 
 async def add(database: Database, count: int = 3) -> None:
@@ -153,3 +154,15 @@ async def test_no_row_holds_a_key_s_secret(database: Database, tmp_path: Path) -
         assert len(secret) > 40  # whole, whatever letters it has
         assert not any(secret in entry for entry in entries)
         assert PublicKey.parse(str(key.public)) == key.public
+
+
+async def test_a_key_that_was_made_before_is_the_logs(database: Database, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    made = answer_of(path, "audit", "key", "make")
+    own = await audit_key.own(path, AuditLog(database))
+    assert own is not None
+    assert str(own.public) == made["public_key"]
+    again = fairgate(path, "audit", "key", "make")
+    assert again.exit_code == 1
+    assert "is there already: `fairgate audit key rotate`" in again.output
+    assert audit_key.read(path) == own

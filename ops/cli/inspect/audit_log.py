@@ -89,6 +89,7 @@ def key(context: click.Context) -> None:
 
     \b
       fairgate audit key
+      fairgate audit key make         the key of a new log, before its first server starts
       fairgate audit key rotate       signs with a new one from now on
     --json answers:
       {"public_key": "fairgate-audit/…+…+…", "signs_here": true}
@@ -107,6 +108,30 @@ def key(context: click.Context) -> None:
 
 
 key.params.append(json_option())  # a group has none of its own
+
+
+@key.command()
+def make() -> None:
+    """Makes the key of a new log in the data directory: the first server that starts with it signs with it.
+
+    For gateways with data directories of their own, which need a copy each. Asks no database.
+
+    \b
+    --json answers:
+      {"public_key": "fairgate-audit/…+…+…", "file": "…/audit-key"}
+    """
+    from ops.serving import audit_key, datadir
+
+    directory, made = settings_now().data_dir, audit_key.of_new_log()
+    path = directory / audit_key.AUDIT_KEY_FILE
+    try:
+        datadir.ensure(directory)
+        datadir.private_file(path, made.to_secret_text())
+    except datadir.DataDirRefused as error:
+        raise Failure(str(error)) from None
+    except FileExistsError:
+        raise Failure(f"{path} is there already: `fairgate audit key rotate` changes the key") from None
+    answer({"public_key": str(made.public), "file": str(path)}, f"{made.public}\nmade {path}")
 
 
 @key.command()

@@ -13,6 +13,7 @@ from ops.serving.listeners import Door
 from ops.settings.settings import Settings
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
+from tenants.errors import AlreadyExists
 from tenants.nouns.key import KeyCreate
 from tenants.nouns.tenant import TenantCreate
 from tenants.people.person import link_path
@@ -84,7 +85,12 @@ async def _owner_key(admin: Admin) -> str | None:
     """Makes the owner's tenant and admin key at the first start; None at later ones."""
     if any(tenant.name == OWNER for tenant in await admin.tenants.all()):
         return None
-    await admin.tenants.create(FIRST_START, TenantCreate(name=OWNER, tier=Tier.STANDARD, tiers=list(Tier)))
+    try:
+        await admin.tenants.create(
+            FIRST_START, TenantCreate(name=OWNER, tier=Tier.STANDARD, tiers=list(Tier))
+        )
+    except AlreadyExists:
+        return None  # another gateway starts for the first time, too
     wanted = KeyCreate(tenant=OWNER, scopes=list(SCOPES), name="owner")
     _, secret = await admin.keys.create(FIRST_START, wanted)
     return secret

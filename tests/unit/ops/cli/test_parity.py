@@ -111,6 +111,7 @@ OF_THIS_MACHINE = {
     "db current": "before a server may run",
     "db grant": "with the rights of the tables' owner, which a server has not",
     "audit checkpoint": "signs with the key of the data directory; gateways do it by themselves",
+    "audit key make": "a file of the data directory, before a server starts",
     "audit key rotate": "replaces the file of the data directory",
     "audit verify": "who doubts the server does not ask it",
     "backup create": "copies files of the data directory",
