@@ -22,6 +22,7 @@ from ops.serving.composition import build
 from ops.serving.hub_model import with_local_model
 from ops.serving.listeners import Door, StartFailed, doors
 from ops.serving.logs import open_log
+from ops.serving.members import run_elsewhere
 from ops.serving.open_files import OpenFiles, divided, raise_limit
 from ops.serving.processes.first_start import Announce, announced
 from ops.serving.processes.gateway_process import Stop, Stopped, run_gateway
@@ -45,7 +46,8 @@ def serve(settings: Settings, announce: Announce) -> int:
         settings.require_shared_stores()
         limits = divided(settings, open_files)
         if settings.engine.serve:
-            check_engine()
+            if not run_elsewhere(settings):
+                check_engine()
             settings = with_local_model(settings)
             check_model(settings.model)
         datadir.ensure(settings.data_dir)
