@@ -12,6 +12,8 @@ HEAD = """\
 A flag (`engine.threads` is `--engine-threads`) wins over the environment (`FAIRGATE_ENGINE_THREADS`; of
 `policy.name` it is `FAIRGATE_POLICY`), the environment over the TOML file named by `--config` (`[engine]`
 `threads = 8`), that over the default. A name or a value that is not understood stops the start.
+Of the secrets `database_url`, `redis_url` and `pepper` a variable may name the file that holds the value:
+`FAIRGATE_PEPPER_FILE=/run/secrets/pepper`.
 `fairgate serve --help-all` shows this list. Here `1 to 9` is a whole number, `1 to 9 s` a number of seconds.
 
 | setting | default | takes | meaning |

@@ -2,7 +2,7 @@
 
 Flags win over the environment (`FAIRGATE_*`), that over one TOML file, that over the defaults. A field's
 annotation holds its type, bounds and meaning; parsers, flags, variables, TOML keys and documentation are
-derived from it. An unknown name or value stops the start.
+derived from it. An unknown name or value stops the start. Of a secret `FAIRGATE_X_FILE` may name the file.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ IGNORED_PREFIX = "FAIRGATE_TEST_"
 PLUGIN_PREFIX = "FAIRGATE_VLLM_"
 """Variables of the plug-in inside vLLM, which reads them itself; no setting is ever called so."""
 CONFIG_VARIABLE = "FAIRGATE_CONFIG"
+FILE_SUFFIX = "_FILE"
+"""Of a variable that names the file with a secret, as containers get theirs."""
+MOST_SECRET_BYTES = 16_384
 POLICY_OPTIONS = "policy.options"
 POLICY_OPTION_FLAG = "--policy-option"
 OTHER_FLAGS = {
@@ -385,6 +388,7 @@ def _parse(row: SettingInfo, text: str, source: str) -> Any:
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     by_variable = {row.variable: row for row in SETTINGS}
+    by_file = {row.variable + FILE_SUFFIX: row for row in SETTINGS if row.secret}
     texts: dict[str, tuple[str, str]] = {}
     for variable, text in environment.items():
         if not variable.startswith(ENVIRONMENT_PREFIX):
@@ -392,6 +396,13 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, st
         if variable.startswith((IGNORED_PREFIX, PLUGIN_PREFIX)):
             continue
         if variable == CONFIG_VARIABLE:
+            continue
+        if (row := by_file.get(variable)) is not None:
+            if row.variable in environment:
+                raise BadSetting(
+                    f"setting {row.name}: {row.variable} and {variable} are both set; leave one out"
+                )
+            texts[row.name] = (_secret_in(Path(text), variable), f"file {text} of {variable}")
             continue
         if variable not in by_variable:
             # A setting whose variable is called otherwise is looked for by its own name, too.
@@ -402,6 +413,22 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, st
             raise BadSetting(f"unknown setting: environment variable {variable}{nearest}")
         texts[by_variable[variable].name] = (text, f"environment variable {variable}")
     return texts
+
+
+def _secret_in(path: Path, variable: str) -> str:
+    try:
+        with path.open("rb") as file:
+            secret = file.read(MOST_SECRET_BYTES + 1).decode().strip()
+    except OSError as error:
+        raise BadSetting(f"file {path} of {variable} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadSetting(f"file {path} of {variable} is not text in UTF-8") from None
+    # An empty one would mean the default: another database, other keys.
+    if not secret or len(secret) > MOST_SECRET_BYTES:
+        raise BadSetting(
+            f"file {path} of {variable} must hold 1 to {MOST_SECRET_BYTES} bytes, the value alone"
+        )
+    return secret
 
 
 def _from_file(config_file: Path) -> dict[str, tuple[str, str]]:

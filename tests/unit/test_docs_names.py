@@ -9,7 +9,7 @@ import click
 import pytest
 
 from engine.vllm_plugin.options import VARIABLES
-from ops.settings.settings import CONFIG_VARIABLE, IGNORED_PREFIX, SETTINGS, load
+from ops.settings.settings import CONFIG_VARIABLE, FILE_SUFFIX, IGNORED_PREFIX, SETTINGS, load
 from tests.support.documents import (
     PAGES,
     ROOT,
@@ -125,6 +125,7 @@ def test_every_setting_and_every_variable_exists(page: Path) -> None:
     }
     assert {name for name in named if not name.endswith(".py")} - names == set()
     variables = {row.variable for row in SETTINGS} | {CONFIG_VARIABLE} | set(VARIABLES)
+    variables |= {row.variable + FILE_SUFFIX for row in SETTINGS if row.secret}
     shown = set(re.findall(r"\bFAIRGATE_[A-Z_]+", page.read_text()))
     assert {name for name in shown if not name.startswith(IGNORED_PREFIX)} - variables == set()
 

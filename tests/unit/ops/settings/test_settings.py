@@ -85,6 +85,38 @@ def test_a_secret_is_not_repeated_when_it_is_refused() -> None:
     assert "x" * 32 not in repr(given)
 
 
+def test_a_variable_may_name_the_file_of_a_secret(tmp_path: Path) -> None:
+    pepper = write(tmp_path / "pepper", "p" * 40 + "\n")
+    database = write(tmp_path / "url", "postgresql://fairgate:hunter2@db/fairgate\n")
+    settings = load({}, {"FAIRGATE_PEPPER_FILE": str(pepper), "FAIRGATE_DATABASE_URL_FILE": str(database)})
+    assert (settings.pepper, settings.database_url) == ("p" * 40, "postgresql://fairgate:hunter2@db/fairgate")
+    assert settings.given["pepper"] == f"file {pepper} of FAIRGATE_PEPPER_FILE"
+    with pytest.raises(BadSetting, match="FAIRGATE_PEPPER and FAIRGATE_PEPPER_FILE are both set"):
+        load({}, {"FAIRGATE_PEPPER_FILE": str(pepper), "FAIRGATE_PEPPER": "x" * 32})
+    with pytest.raises(BadSetting, match="unknown setting: environment variable FAIRGATE_PORT_FILE"):
+        load({}, {"FAIRGATE_PORT_FILE": str(pepper)})
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"\xff" * 40, "is not text in UTF-8"),
+        (b" \n", "must hold 1 to 16384 bytes"),
+        (b"x" * 20_000, "must hold 1 to 16384 bytes"),
+        (b"hunter2", "its value is not accepted"),
+    ],
+)
+def test_a_bad_file_of_a_secret_is_named(tmp_path: Path, content: bytes | None, why: str) -> None:
+    path = tmp_path / "secret"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BadSetting, match=why) as refused:
+        load({}, {"FAIRGATE_PEPPER_FILE": str(path)})
+    assert f"file {path} of FAIRGATE_PEPPER_FILE" in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+
+
 def test_an_unknown_variable_stops_the_start_and_suggests_the_nearest() -> None:
     with pytest.raises(BadSetting, match=r"FAIRGATE_PROT.*did you mean FAIRGATE_PORT"):
         load({}, {"FAIRGATE_PROT": "1"})
