@@ -18,6 +18,7 @@ from tenants.outbox.figures import SATURATED_CODE
 from tenants.outbox.kinds import (
     AUDIT_DAMAGED,
     AUDIT_LATE,
+    BACKUP_LATE,
     HOLDS_LEAKED,
     LEDGER_DRIFT,
     REPLICA_DOWN,
@@ -46,8 +47,9 @@ def window(seconds: int) -> str:
     return f"{seconds}s"
 
 
-def rules(least_misses: int, checkpoint_s: float) -> dict[str, Any]:
-    """`least_misses` in an alert's long window make it fire. `checkpoint_s`: audit.checkpoint_every."""
+def rules(least_misses: int, checkpoint_s: float, backup_late_s: float) -> dict[str, Any]:
+    """`least_misses` in an alert's long window make it fire. `checkpoint_s`: audit.checkpoint_every;
+    `backup_late_s`: gateway.backup_late."""
     windows = sorted({seconds for alert in ALERTS for seconds in (alert.short_s, alert.long_s)})
     recorded = [
         {
@@ -57,7 +59,7 @@ def rules(least_misses: int, checkpoint_s: float) -> dict[str, Any]:
         for seconds in windows
     ]
     alerts = [_alert(alert, least_misses) for alert in ALERTS]
-    health = _health(least_misses, checkpoint_s)
+    health = _health(least_misses, checkpoint_s, backup_late_s)
     return {
         "groups": [
             {"name": "fairgate-slo", "interval": EVALUATED_EVERY, "rules": recorded + alerts},
@@ -82,7 +84,7 @@ def out_of_date(path: Path, expected: str) -> str:
     return "" if content == expected else f"{path} is not what these settings and this version make"
 
 
-def _health(least_misses: int, checkpoint_s: float) -> list[dict[str, Any]]:
+def _health(least_misses: int, checkpoint_s: float, backup_late_s: float) -> list[dict[str, Any]]:
     """Alerts of the server itself as far as metrics show them: a server that is gone sends no webhook."""
     late_s = late_after_s(checkpoint_s)
     refused = f'sum by (job) (increase(fairgate_refusals_total{{code="{SATURATED_CODE}"}}[5m]))'
@@ -97,6 +99,7 @@ def _health(least_misses: int, checkpoint_s: float) -> list[dict[str, Any]]:
         (LEDGER_DRIFT, "LedgerDrift", "max by (job) (fairgate_ledger_drift_problems) > 0", ""),
         (AUDIT_DAMAGED, "AuditDamaged", "max by (job) (fairgate_audit_damaged) > 0", ""),
         (AUDIT_LATE, "AuditLate", f"min by (job) (fairgate_audit_checkpoint_age_seconds) > {late_s:g}", ""),
+        (BACKUP_LATE, "BackupLate", f"max by (job) (fairgate_backup_age_seconds) > {backup_late_s:.0f}", ""),
         (SATURATION, "Saturation", f"{refused} >= {least_misses}", ""),
     )
     return [
@@ -108,6 +111,7 @@ def _health(least_misses: int, checkpoint_s: float) -> list[dict[str, Any]]:
             "annotations": {"summary": whose + kind.says, "runbook": RUNBOOK.format(subject=kind.subject)},
         }
         for kind, name, expr, whose in alerts
+        if kind is not BACKUP_LATE or backup_late_s
     ]
 
 

@@ -40,6 +40,7 @@ from tenants.admin.transaction import Transactions
 from tenants.audit.log import AuditLog
 from tenants.directory.gateways import GatewayRegistry, IdentityTaken, Instance
 from tenants.errors import Invalid, TenancyError
+from tenants.outbox import conditions, figures
 from tenants.quota.store import QuotaStoreRecovering, QuotaStoreUnavailable
 from tenants.storage.database import open_database
 from tenants.storage.redis_url import parse_redis_url
@@ -76,6 +77,7 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
         ("identity", _identity),
         ("pepper", _pepper),
         ("audit", _audit),
+        ("backup", _backup),
         ("redis", _redis),
         ("model", _model),
         ("workers", _workers),
@@ -257,6 +259,23 @@ def late_signature(oldest_us: int | None, now_s: float, every_s: float) -> float
         return None
     waited_s = now_s - oldest_us / 1e6
     return waited_s if waited_s > max(LEAST_LATE_S, CHECKPOINTS_LATE * every_s) else None
+
+
+async def _backup(settings: Settings) -> Finding:
+    name, late_s = "backup", settings.gateway.backup_late_s
+    if not late_s:
+        return Finding(name, True, "not looked at: gateway.backup_late is 0")
+    if not (await _database(settings)).ok:
+        return Finding(name, True, "not looked at: the database cannot be read")
+    database, now_us = open_database(settings.resolved_database_url), round(time.time() * 1e6)
+    try:
+        taken_us = await database.read(figures.backup_us)
+    finally:
+        await database.close()
+    for late in conditions.backup_late(taken_us, now_us, late_s):
+        advice = "take one (`fairgate backup --help`), and let a timer take the next; docs/operating.md"
+        return Finding(name, False, late.summary, advice)
+    return Finding(name, True, f"none is late: every {late_s / 3_600:g} hours there should be one")
 
 
 def open_redis(url: str) -> str | None:

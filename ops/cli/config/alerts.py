@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def rules_now(settings: Settings) -> dict[str, Any]:
-    return rules(settings.gateway.alert_misses, settings.audit.checkpoint_s)
+    gateway = settings.gateway
+    return rules(gateway.alert_misses, settings.audit.checkpoint_s, gateway.backup_late_s)
 
 
 @group()
