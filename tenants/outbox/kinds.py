@@ -70,6 +70,12 @@ ALERT_KINDS = (
 )
 BY_SUBJECT = {kind.subject: kind for kind in ALERT_KINDS}
 
+
+def runbook_path(subject: str) -> str:
+    """Where each gateway serves the alert's page (`runbooks.py`)."""
+    return f"/runbooks/{subject}"
+
+
 CHECKPOINT = "audit.checkpoint"
 """A signed checkpoint of the audit, to be kept elsewhere."""
 TEST = "webhook.test"

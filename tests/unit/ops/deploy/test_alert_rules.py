@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from gateway.config import AuditSettings, GatewayConfig
 from ops.cli.main import cli
 from ops.deploy.alert_rules import COMMITTED, as_yaml, out_of_date, rules, window
+from tenants.outbox.kinds import BY_SUBJECT
 from tenants.slo.slo import ALERTS, DEFAULT_LEAST_MISSES, Alert
 from tests.support.prometheus import promtool
 
@@ -109,6 +110,17 @@ def test_the_command_prints_them_with_the_setting(monkeypatch: pytest.MonkeyPatc
 def test_without_an_age_there_is_no_rule_of_backups() -> None:
     named = {each["alert"] for each in rules(10, CHECKPOINT_S, 0.0)["groups"][1]["rules"]}
     assert HEALTH.keys() - named == {"FairgateBackupLate"}
+
+
+def test_runbooks_are_named_where_browsers_reach_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRGATE_GATEWAY_CONSOLE_URL", "https://gate.example")
+    printed = json.loads(CliRunner().invoke(cli, ["alerts", "rules", "--json"]).output)
+    alerts = [each for group in printed["groups"] for each in group["rules"] if "alert" in each]
+    assert {each["annotations"]["runbook_url"] for each in alerts} == {
+        f"https://gate.example/runbooks/{subject}"
+        for subject in BY_SUBJECT.keys()
+        - {"calibration.off", "key.expires", "limit.exhaustion", "limit.soft"}
+    }
 
 
 def test_promtool_reads_them() -> None:
