@@ -204,6 +204,12 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
         "So often the server looks whether an alert fires or is over. Of several gateways one does; where it"
         " dies, another one after three times as long.",
     ] = field(default=30.0, name="alert_every")
+    backup_late_s: Annotated[
+        float,
+        Meta(ge=0, le=31_536_000),
+        "A newest backup that is older than so long is an alert, and so is a database that is older and has"
+        " none; 0: never, where something else than `fairgate backup` copies the database.",
+    ] = field(default=129_600.0, name="backup_late")
     webhook_private: Annotated[
         bool,
         "Whether webhooks may have http and private addresses: then all who may add one can make the"

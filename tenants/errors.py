@@ -20,7 +20,7 @@ class Invalid(TenancyError):
 
 class NotFound(TenancyError):
     """No such thing. `what` is `tenant`, `project`, `key`, `limit`, `override`, `price`, `brake`, `drain`,
-    `person`, `session`, `link`, `webhook` or `dead letter`."""
+    `person`, `session`, `link`, `webhook`, `dead letter` or `runbook`."""
 
     def __init__(self, what: str, reference: str) -> None:
         super().__init__(f"no such {what}: {reference!r}")

@@ -35,17 +35,18 @@ class CollectorRefused(requests.RequestException):
 class OtlpExport:
     """One connection to a collector. Use from one thread."""
 
-    def __init__(self, endpoint: str, resource: Mapping[str, str]) -> None:
-        """`endpoint`: the whole URL. `resource`: attributes of this process."""
+    def __init__(self, endpoint: str, resource: Mapping[str, str], timeout_s: float | None = None) -> None:
+        """`endpoint`: the whole URL. `resource`: attributes of this process. `timeout_s`: goes before the
+        variables."""
         self._resource = Resource.create({"service.version": _version()} | dict(resource))
         self._scope = InstrumentationScope(SCOPE, _version())
         self._said = ""
         session = requests.Session()
         session.hooks["response"] = [self._answered]
         has_timeout = any(os.environ.get(name) for name in TIMEOUT_VARIABLES)
-        self._exporter = OTLPSpanExporter(
-            endpoint, session=session, timeout=None if has_timeout else TIMEOUT_S
-        )
+        if timeout_s is None and not has_timeout:
+            timeout_s = TIMEOUT_S
+        self._exporter = OTLPSpanExporter(endpoint, session=session, timeout=timeout_s)
         # It logs every attempt; the caller says once what went wrong.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection
 from prometheus_client import Gauge
 
 from gateway.background import BackgroundWriter, Site
-from tenants.outbox import incidents
+from tenants.outbox import figures, incidents
 from tenants.outbox.incidents import Evaluated
 from tenants.outbox.kinds import ALERT_KINDS
 from tenants.outbox.transitions import Condition, Incident, ripe
@@ -50,6 +50,11 @@ class AlertEvaluator(BackgroundWriter):
             ["subject"],
             registry=site.prometheus,
         )
+        self._backup_age = Gauge(
+            "fairgate_backup_age_seconds",
+            "Age of the newest backup; without one, of the database's first act.",
+            registry=site.prometheus,
+        )
 
     async def flush(self) -> None:
         """Evaluates once. Raises `DatabaseUnavailable`."""
@@ -81,7 +86,11 @@ class AlertEvaluator(BackgroundWriter):
             self._firing.labels(kind.subject).set(sum(alert.subject == kind.subject for alert in firing))
 
     async def _read_firing(self) -> list[Incident]:
-        firing = await self._database.read(incidents.firing)
+        firing, taken_us = await self._database.read(
+            lambda one: (incidents.firing(one), figures.backup_us(one))
+        )
+        now_us = self._now_us()
+        self._backup_age.set(max(0.0, (now_us - (now_us if taken_us is None else taken_us)) / 1e6))
         problems = {alert.problem: alert.tenant_id for alert in firing if alert.silence is None}
         self._by_tenant = Counter(problems.values())
         return firing

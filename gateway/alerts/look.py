@@ -63,6 +63,7 @@ class AlertFigures:
             config.audit.checkpoint_s,
             self.audit_complaint(),
         )
+        holding += conditions.backup_late(stored.backup_us, now_us, config.backup_late_s)
         looked_at = {
             kind.subject
             for kind in (
@@ -72,6 +73,7 @@ class AlertFigures:
                 kinds.SATURATION,
                 kinds.AUDIT_LATE,
                 kinds.AUDIT_DAMAGED,
+                kinds.BACKUP_LATE,
             )
         }
         if stored.ledger_check is not None:

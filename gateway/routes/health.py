@@ -1,4 +1,4 @@
-"""Liveness, readiness and Prometheus metrics, without a key."""
+"""Liveness, readiness, Prometheus metrics and the runbooks of alerts, without a key."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from litestar import Response, get
+from litestar.params import FromPath
 
 from gateway.budget.holds import Holds
 from gateway.gateway import Gateway
@@ -15,6 +16,7 @@ from gateway.routes.context import gateway_of, is_of_sibling, json_response
 from gateway.routes.views.workers_view import READY, merged_readiness, readiness
 from gateway.workers.metrics_sum import MergedRegistry
 from tenants.errors import DatabaseUnavailable, NotWritten
+from tenants.outbox.runbooks import runbook
 from tenants.quota.store import QuotaStoreRecovering, QuotaStoreUnavailable
 
 CHECK_TIMEOUT_S = 2.5
@@ -88,6 +90,14 @@ async def metrics(request: Request) -> Response[bytes]:
     return Response(text, headers={"content-type": content_type})
 
 
+@get("/runbooks/{subject:str}", include_in_schema=False)
+async def runbook_page(request: Request, subject: FromPath[str]) -> Response[str]:
+    """As plain text to browsers, of which some would save Markdown as a file. Links have `.md` or not."""
+    is_browser = "text/html" in headers_of(request.scope).get("accept", "")
+    kind = "text/plain" if is_browser else "text/markdown"
+    return Response(runbook(subject.removesuffix(".md")), headers={"vary": "accept"}, media_type=kind)
+
+
 def _check_engine(gateway: Gateway) -> str:
     # Also where other servers do the work: two processes with one id would settle each other's requests.
     if any(upstream.describe().get("refusal_code") == "superseded" for upstream in gateway.deps.upstreams):
@@ -121,4 +131,4 @@ async def _check(ping: Awaitable[None]) -> str:
     return "ok"
 
 
-HANDLERS = [healthz, readyz, metrics]
+HANDLERS = [healthz, readyz, metrics, runbook_page]

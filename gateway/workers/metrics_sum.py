@@ -33,8 +33,8 @@ MEAN = _named(
 """Gauges of shares and means, each of a worker's own requests."""
 LARGEST = _named(
     """
-    alerts_firing audit_checkpoint_age_seconds audit_damaged audit_rows build_info control_holder
-    control_knob control_mode engine_info engine_kv_blocks engine_preemptions engine_sequences
+    alerts_firing audit_checkpoint_age_seconds audit_damaged audit_rows backup_age_seconds build_info
+    control_holder control_knob control_mode engine_info engine_kv_blocks engine_preemptions engine_sequences
     engine_steps engine_traces_lost engine_up fair_share_lag_tokens holds_overdue ledger_drift_problems
     length_probe_error_tokens length_probe_judged length_probe_pinball_tokens length_probe_used
     length_used macro_state macro_state_outside macro_state_switches quota_store_local

@@ -23,6 +23,7 @@ from tenants.audit import checkpoints, store
 from tenants.audit.log import verify_stored
 from tenants.audit.note import PublicKey
 from tenants.ledger.verify import check_rows
+from tenants.outbox.figures import note_backup
 from tenants.storage.database import BUSY_TIMEOUT_S, open_database, parse_url
 from tenants.storage.release import this_release
 from tenants.storage.tables import ledger
@@ -60,6 +61,7 @@ async def create(
         with opened(directory) as stored:
             made = Manifest(**figures(stored), release=this_release(), at=_iso(now_us), files=files)
         made.write(directory)
+        await _note(settings.resolved_database_url, now_us)
     except (OSError, sqlite3.Error) as error:
         raise BackupRefused(f"the backup {directory} cannot be written: {error}") from None
     return made
@@ -125,6 +127,14 @@ def _sqlite_file(settings: Settings) -> Path:
     if not path.exists():
         raise BackupRefused(f"there is no database {path}: name the right --data-dir")
     return path
+
+
+async def _note(url: str, at_us: int) -> None:
+    database = open_database(url)
+    try:
+        await database.write(lambda connection: note_backup(connection, at_us))
+    finally:
+        await database.close()
 
 
 def _iso(at_us: int) -> str:

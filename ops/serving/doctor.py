@@ -40,14 +40,22 @@ from tenants.admin.transaction import Transactions
 from tenants.audit.log import AuditLog
 from tenants.directory.gateways import GatewayRegistry, IdentityTaken, Instance
 from tenants.errors import Invalid, TenancyError
+from tenants.outbox import conditions, figures
 from tenants.quota.store import QuotaStoreRecovering, QuotaStoreUnavailable
 from tenants.storage.database import open_database
 from tenants.storage.redis_url import parse_redis_url
+from tenants.storage.release import apart
 
 MAX_CLOCK_SKEW_S = 2.0
 CHECKPOINTS_LATE = 3
 LEAST_LATE_S = 30.0
 """A checkpoint is late after so many of its intervals, and not before so many seconds."""
+COLLECTOR_S = 2.0
+"""How long the collector may take to answer."""
+SECRETS = (datadir.OWNER_KEY_FILE, datadir.SET_UP_LINK_FILE, "engine-*.keys", "audit-key.next-*")
+"""Of the data directory, beside those with a check of their own."""
+MOST_APART = 1
+"""Releases between the oldest and the newest gateway."""
 MIN_FREE_BYTES = 512 * 2**20
 SYNCHRONISE = "synchronise the clock (for example: timedatectl set-ntp true)"
 EARLIEST = datetime(2026, 1, 1, tzinfo=UTC)
@@ -76,6 +84,8 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
         ("identity", _identity),
         ("pepper", _pepper),
         ("audit", _audit),
+        ("backup", _backup),
+        ("releases", _releases),
         ("redis", _redis),
         ("model", _model),
         ("workers", _workers),
@@ -116,6 +126,10 @@ async def _data_dir(settings: Settings) -> Finding:
         return Finding(
             "data directory", False, f"{path} is open to others (mode {mode:o})", f"chmod 700 {path}"
         )
+    for file in (found for pattern in SECRETS for found in sorted(path.glob(pattern))):
+        if (mode := file.stat().st_mode & 0o777) & 0o077:
+            detail = f"{file} is open to others (mode {mode:o})"
+            return Finding("data directory", False, detail, f"chmod 600 {file}; replace it if it was read")
     free = shutil.disk_usage(path).free
     if free < MIN_FREE_BYTES:
         return Finding(
@@ -257,6 +271,40 @@ def late_signature(oldest_us: int | None, now_s: float, every_s: float) -> float
         return None
     waited_s = now_s - oldest_us / 1e6
     return waited_s if waited_s > max(LEAST_LATE_S, CHECKPOINTS_LATE * every_s) else None
+
+
+async def _backup(settings: Settings) -> Finding:
+    name, late_s = "backup", settings.gateway.backup_late_s
+    if not late_s:
+        return Finding(name, True, "not looked at: gateway.backup_late is 0")
+    if not (await _database(settings)).ok:
+        return Finding(name, True, "not looked at: the database cannot be read")
+    database, now_us = open_database(settings.resolved_database_url), round(time.time() * 1e6)
+    try:
+        taken_us = await database.read(figures.backup_us)
+    finally:
+        await database.close()
+    for late in conditions.backup_late(taken_us, now_us, late_s):
+        advice = "take one (`fairgate backup --help`), and let a timer take the next; docs/operating.md"
+        return Finding(name, False, late.summary, advice)
+    return Finding(name, True, f"none is late: every {late_s / 3_600:g} hours there should be one")
+
+
+async def _releases(settings: Settings) -> Finding:
+    name = "releases"
+    if not (await _database(settings)).ok:
+        return Finding(name, True, "not looked at: the database cannot be read")
+    database = open_database(settings.resolved_database_url)
+    try:
+        seen = await GatewayRegistry(database).seen()
+    finally:
+        await database.close()
+    alive = {row.release for row in seen if row.silent_s <= settings.gateway.gateway_stale_s}
+    shown = ", ".join(sorted(each or "one that it does not say" for each in alive)) or "none"
+    if max((apart(one, other) for one in alive for other in alive), default=0) > MOST_APART:
+        advice = "replace the oldest gateways: an upgrade goes from one release to the next"
+        return Finding(name, False, f"gateways of releases too far apart serve together: {shown}", advice)
+    return Finding(name, True, f"of the gateways that serve: {shown}")
 
 
 def open_redis(url: str) -> str | None:
@@ -464,7 +512,7 @@ async def _collector(settings: Settings) -> Finding:
         return Finding(name, False, str(error), "docs/monitoring.md says what traces need")
     from engine.telemetry.otlp import OtlpExport
 
-    export = OtlpExport(target.endpoint, {})
+    export = OtlpExport(target.endpoint, {}, COLLECTOR_S)
     try:
         problem = await asyncio.to_thread(export.send, ())
     finally:

@@ -148,6 +148,15 @@ def late_after_s(interval_s: float) -> float:
     return LATE_CHECKPOINTS * interval_s + 60
 
 
+def backup_late(taken_us: int | None, now_us: int, late_s: float) -> list[Condition]:
+    """`taken_us`: of the newest backup, or the database's first instant; `late_s` 0: never."""
+    age_s = 0.0 if taken_us is None else (now_us - taken_us) / 1e6
+    if not 0 < late_s < age_s:
+        return []
+    text = f"no backup was taken for {_days(now_us - (taken_us or 0))}"
+    return [Condition(kinds.BACKUP_LATE, "database", text, evidence={"age_s": round(age_s)})]
+
+
 def replicas_down(replicas: Iterable[tuple[str, str, str]]) -> list[Condition]:
     """Replicas (model, name at a gateway, name in the installation) that do not serve."""
     return [

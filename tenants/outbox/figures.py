@@ -1,4 +1,4 @@
-"""The database's figures for alerts: burn rates, keys, soft limits, calibration, refusals, the audit."""
+"""The database's figures for alerts: burn rates, keys, soft limits, calibration, refusals, audit, backups."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tenants.slo.slo import DAY_S, SloTally
 from tenants.slo.target import Slo
 from tenants.storage.tables import (
     api_keys,
+    audit,
     audit_head,
     calibration_counts,
     limit_events,
@@ -32,6 +33,7 @@ MOST_KEYS = 1_000
 MOST_SOFT_EVENTS = 5_000
 CALIBRATED_S = DAY_S
 LEDGER_CHECK_SETTING = "usage_check"
+BACKUP_SETTING = "backup.at_us"
 
 
 class LedgerCheck(msgspec.Struct, frozen=True):
@@ -55,6 +57,7 @@ class DatabaseFigures:
     audit_size: int
     audit_signed: int
     audit_signed_us: int | None
+    backup_us: int | None
 
 
 def read(connection: Connection, now_us: int) -> DatabaseFigures:
@@ -71,12 +74,28 @@ def read(connection: Connection, now_us: int) -> DatabaseFigures:
         audit_size=connection.execute(select(audit_head.c.size)).scalar() or 0,
         audit_signed=0 if newest is None else newest.size,
         audit_signed_us=None if newest is None else newest.at_us,
+        backup_us=backup_us(connection),
     )
 
 
 def note_ledger_check(connection: Connection, check: LedgerCheck) -> None:
-    text = msgspec.json.encode(check).decode()
-    new = insert(connection, settings).values(name=LEDGER_CHECK_SETTING, value=text)
+    _note(connection, LEDGER_CHECK_SETTING, msgspec.json.encode(check).decode())
+
+
+def note_backup(connection: Connection, at_us: int) -> None:
+    """Of one that was finished: the audit's row of it is written before the copy, which may fail."""
+    _note(connection, BACKUP_SETTING, str(at_us))
+
+
+def backup_us(connection: Connection) -> int | None:
+    """When the newest backup was taken; without one, when the database's first act was; None: it has none."""
+    if (text := queries.setting(connection, BACKUP_SETTING)) is not None:
+        return int(text)
+    return connection.execute(select(audit.c.at_us).order_by(audit.c.seq).limit(1)).scalar()
+
+
+def _note(connection: Connection, name: str, text: str) -> None:
+    new = insert(connection, settings).values(name=name, value=text)
     connection.execute(new.on_conflict_do_update(index_elements=["name"], set_={"value": new.excluded.value}))
 
 

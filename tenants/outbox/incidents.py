@@ -15,7 +15,7 @@ from sqlalchemy.sql import ColumnElement
 from tenants.directory import queries
 from tenants.directory.keys import new_id
 from tenants.instants import from_us
-from tenants.outbox.kinds import CHECKPOINT
+from tenants.outbox.kinds import CHECKPOINT, runbook_path
 from tenants.outbox.outbox import OutboxEvent, put
 from tenants.outbox.transitions import (
     MAX_PAGE_CHARS,
@@ -123,6 +123,7 @@ def data_of(
         "fired_at": from_us(incident.fired_us).isoformat(),
         "resolved_at": None if resolved_us is None else from_us(resolved_us).isoformat(),
         "link": base_url + incident.page,
+        "runbook": base_url + runbook_path(incident.subject),
     }
 
 

@@ -46,6 +46,7 @@ AUDIT_DAMAGED = AlertKind(
     "audit.damaged", "A check of the audit found damage, or it does not extend its newest checkpoint.", "page"
 )
 AUDIT_LATE = AlertKind("audit.late", "New audit rows are not signed in time.")
+BACKUP_LATE = AlertKind("backup.late", "The newest backup is too old, or there is none.")
 REPLICA_DOWN = AlertKind(
     "replica.down",
     "A replica of a model is down.",
@@ -64,9 +65,16 @@ ALERT_KINDS = (
     SATURATION,
     AUDIT_DAMAGED,
     AUDIT_LATE,
+    BACKUP_LATE,
     REPLICA_DOWN,
 )
 BY_SUBJECT = {kind.subject: kind for kind in ALERT_KINDS}
+
+
+def runbook_path(subject: str) -> str:
+    """Where each gateway serves the alert's page (`runbooks.py`)."""
+    return f"/runbooks/{subject}"
+
 
 CHECKPOINT = "audit.checkpoint"
 """A signed checkpoint of the audit, to be kept elsewhere."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tenants.instants import from_us
-from tenants.outbox.kinds import BY_SUBJECT, AlertKind, Severity
+from tenants.outbox.kinds import BY_SUBJECT, AlertKind, Severity, runbook_path
 
 MAX_ABOUT_CHARS = 160
 MAX_SUMMARY_CHARS = 500
@@ -78,6 +78,7 @@ class Incident:
             "summary": self.summary,
             "evidence": dict(self.evidence),
             "page": self.page,
+            "runbook": runbook_path(self.subject),
             "fired_at": from_us(self.fired_us).isoformat(),
             "resolved_at": _instant(self.resolved_us),
             "acknowledged_at": _instant(self.acknowledged_us),

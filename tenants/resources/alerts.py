@@ -62,7 +62,7 @@ ALERTS = Resource(
     act=Act.READ_TENANT,
     summary="List alerts: firing and resolved, newest first",
     description="Evaluated by the server, of tenants and of the platform. `page`: of the console, with the"
-    f" evidence. {PAGES}",
+    f" evidence; `runbook`: what to do, as Markdown. {PAGES}",
     has_page=False,
     is_whole=True,
     shown=(
@@ -75,6 +75,7 @@ ALERTS = Resource(
         Shown("acknowledged_by", "Acknowledged by"),
         Shown("silenced_until", "Silenced until", Form.INSTANT),
         Shown("summary", "What"),
+        Shown("runbook", "Runbook"),
     ),
     acts=(
         _ACT(
@@ -116,8 +117,8 @@ ALERTS = Resource(
     ),
     answers="""[{"id": "inc_…", "subject": "slo.burn", "state": "firing", "severity": "page",
         "tenant_id": "ten_…", "tenant": "acme", "summary": "…", "evidence": {…},
-        "page": "/console/slo?tenant=ten_…", "fired_at": "2026-…", "resolved_at": null,
-        "acknowledged_at": null, "acknowledged_by": null, "silenced_until": null, "silenced_by": null,
-        "silence_reason": null}, …]
+        "page": "/console/slo?tenant=ten_…", "runbook": "/runbooks/slo.burn", "fired_at": "2026-…",
+        "resolved_at": null, "acknowledged_at": null, "acknowledged_by": null, "silenced_until": null,
+        "silenced_by": null, "silence_reason": null}, …]
     """,
 )

@@ -41,6 +41,13 @@ def require_may_serve(connection: Connection, release: str) -> None:
         )
 
 
+def apart(one: str, other: str) -> int:
+    """How many releases one is later than the other, by their first two numbers: after a new first one the
+    second counts from 0."""
+    (a, b), (c, d) = sorted((*_numbers(each), 0, 0)[:2] for each in (one, other))
+    return d - b if a == c else c - a + d
+
+
 def _numbers(release: str) -> tuple[int, ...]:
     found = _NUMBERS.match(release)
     numbers = [int(part) for part in found[0].split(".")] if found else []

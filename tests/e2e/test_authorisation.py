@@ -178,6 +178,7 @@ CHANGE_PLATFORM = ("owner", "operator")
 STEER = ("owner", "operator", "member", "member elsewhere")
 PAGES: dict[tuple[str, str], tuple[str, ...] | None] = {
     ("GET", "/console/assets/{name}"): None,
+    ("GET", "/runbooks/{subject}"): None,
     ("GET", "/console/set-up"): None,
     ("POST", "/console/set-up"): None,
     ("GET", "/console/log-in"): None,
@@ -298,7 +299,12 @@ PAGES |= {(method, f"/console/{path}"): CHANGE_PLATFORM for path in ACT_FORMS fo
 PAGES |= {("HEAD", path): rule for (method, path), rule in PAGES.items() if method == "GET"}
 NOT_THERE = "member elsewhere"
 """Who is told of each page of the tenant `matrix`, and of its webhook, that there is none."""
-OBJECTS: dict[str, str] = {"person": "matrix-0", "tenant": "matrix", "project": "default"}
+OBJECTS: dict[str, str] = {
+    "person": "matrix-0",
+    "tenant": "matrix",
+    "project": "default",
+    "subject": "saturation",
+}
 """What the names in a page's path stand for; the fixture adds a key, a limit and a webhook."""
 OF_ONE_TENANT = "/v1/"
 """Below this a key sees its own tenant's things only."""

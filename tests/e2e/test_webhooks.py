@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 
+from tenants.outbox.kinds import BY_SUBJECT
+from tenants.outbox.runbooks import runbook
+from tests.support.prometheus import value
 from tests.support.server_process import MODEL, Server, server_process, until
 from tests.support.webhook_receiver import Receiver, receiving
 
@@ -61,7 +66,33 @@ def test_a_tenants_alerts_arrive_once_through_an_outage_of_the_receiver(
     assert {each["data"]["incident"] for each in receiver.of("limit.soft", state="resolved")} == firing
     assert {each["data"]["tenant"] for each in receiver.of("limit.soft")} == {"spender"}
     assert len(receiver.of("limit.soft")) == 4
+    [page] = {each["data"]["runbook"] for each in receiver.of("limit.soft")}
+    with server.http() as client:
+        assert client.get(page).text.startswith("# limit.soft\n")
+        # What evaluates alerts has read the age of the newest backup as well.
+        assert (value(client.get("/metrics").text, "fairgate_backup_age_seconds") or 0.0) > 0
     server.admin("DELETE", f"/webhooks/{webhook}")
+
+
+def test_each_runbook_is_served_without_a_key_and_its_links_lead_to_others(server: Server) -> None:
+    linked = 0
+    with server.http() as client:
+        for subject in BY_SUBJECT:
+            path = f"/runbooks/{subject}"
+            answer = client.get(path)
+            assert (answer.status_code, answer.headers["content-type"]) == (
+                200,
+                "text/markdown; charset=utf-8",
+            )
+            assert answer.text == runbook(subject)
+            for link in re.findall(r"\]\(([^)]+)\)", answer.text):
+                linked += 1
+                assert client.get(urljoin(path, link)).text.startswith(f"# {link.removesuffix('.md')}\n")
+        shown = client.get("/runbooks/saturation", headers={"accept": "text/html,*/*"})
+        assert shown.headers["content-type"] == "text/plain; charset=utf-8"
+        for unknown in ("nothing", "..%2Fsettings", "%2E%2E"):
+            assert client.get(f"/runbooks/{unknown}").status_code == 404
+    assert linked >= 3
 
 
 @pytest.mark.long

@@ -92,6 +92,11 @@ def test_it_serves_the_log_in_and_every_file_that_the_page_names(url: str) -> No
     assert {name: digest for name, digest in scripts_and_styles.items() if digest not in digests} == {}
 
 
+def test_it_serves_the_runbooks_that_came_with_it(url: str) -> None:
+    answer = httpx.get(f"{url}/runbooks/saturation", timeout=60)
+    assert answer.text == (ROOT / "docs" / "runbooks" / "saturation.md").read_text()
+
+
 def test_it_has_every_file_of_the_console_unchanged(installed: Path) -> None:
     [packages] = (installed / "env" / "lib").glob("python*/site-packages")
     ours = {path.relative_to(CONSOLE): path for path in CONSOLE.rglob("*") if path.suffix not in (".pyc", "")}

@@ -16,7 +16,7 @@ from tenants.counts.calibration import CalibrationKey, KeptCount
 from tenants.counts.refusal_store import RefusalKey
 from tenants.nouns.key import KeyCreate
 from tenants.nouns.limit import LimitSet
-from tenants.outbox.figures import LedgerCheck, note_ledger_check
+from tenants.outbox.figures import LedgerCheck, note_backup, note_ledger_check
 from tenants.outbox.kinds import BY_SUBJECT
 from tenants.slo import store as slo_store
 from tenants.slo.slo import SloTally
@@ -50,6 +50,7 @@ async def make_all_of_it_so(gateway: Gateway, now_s: float) -> None:
     await refusals.add(database, refused, [], Flush("test-refusals", 1), now_s)
     old = {"size": 1, "note": "of long ago", "at_us": round((now_s - 3_600) * 1e6)}
     await database.write(lambda one: one.execute(insert(audit_checkpoints).values(old)))
+    await database.write(lambda one: note_backup(one, round((now_s - 3 * 86_400) * 1e6)))
     check = LedgerCheck(round(now_s * 1e6), 2)
     await database.write(lambda one: note_ledger_check(one, check))
 

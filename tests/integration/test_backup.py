@@ -6,6 +6,7 @@ import asyncio
 import json
 import sqlite3
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ops.serving import audit_key
 from ops.serving.datadir import private_file
 from tenants.audit.log import AuditLog
 from tenants.audit.note import PublicKey, SigningKey
+from tenants.outbox.figures import backup_us
 from tenants.storage.database import open_database
 
 
@@ -104,6 +106,35 @@ def test_what_was_restored_is_the_instant_of_the_backup_and_either_key_checks_th
     [row] = [each for each in shown if each["action"] == "audit.restore"]
     assert row["after"]["backup_at"] == made["at"]
     assert [each["action"] for each in shown].count("backup.create") == 1
+
+
+def test_a_backup_that_failed_is_not_the_newest(
+    home: Path, key: SigningKey, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    place = tmp_path_factory.mktemp("elsewhere")
+    told(home, "tenant", "create", "acme")
+
+    def newest() -> int | None:
+        async def read() -> int | None:
+            database = open_database(f"sqlite:///{home / 'fairgate.db'}")
+            try:
+                return await database.read(backup_us)
+            finally:
+                await database.close()
+
+        return asyncio.run(read())
+
+    first_act = newest()
+    too_long_for_sqlite = place / ("x" * 200) / ("x" * 200) / ("x" * 200)
+    assert run(home, "backup", "create", str(too_long_for_sqlite), "--no-secrets").exit_code == 1
+    assert told(home, "audit", "list")["data"][0]["action"] == "backup.create"
+    assert newest() == first_act
+    assert first_act is not None
+    made = told(home, "backup", "create", str(place / "copy"), "--no-secrets")
+    at_us = newest()
+    assert at_us is not None
+    assert first_act < at_us
+    assert datetime.fromtimestamp(at_us // 1_000_000, UTC).isoformat() == made["at"]
 
 
 def test_secrets_that_are_kept_elsewhere_are_given_by_hand(

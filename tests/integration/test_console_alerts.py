@@ -128,6 +128,7 @@ async def test_an_alert_is_acknowledged_and_silenced(house: House) -> None:
     page = (await owner.get(PAGE)).text
     assert page.count("Acknowledge</a>") == 1, "one row"
     assert "nobody yet" in page
+    assert page.count('href="/runbooks/slo.burn"') == 1
     [one, _] = [row.incident_id for row in await house.admin.webhooks.alerts()]
     await owner.send(f"{PAGE}/{one}/acknowledge")
     assert all(row.acknowledged_by == "person:ada" for row in await house.admin.webhooks.alerts())

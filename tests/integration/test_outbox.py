@@ -405,6 +405,7 @@ async def test_an_incident_is_told_once_when_it_fires_and_once_when_it_is_over(
     [firing] = await admin.webhooks.alerts(fires=True)
     assert receiver.of("ledger.drift", state="firing", incident=firing.incident_id)
     assert receiver.taken[0]["data"]["link"] == f"https://console.example{DOWN.page}"
+    assert receiver.taken[0]["data"]["runbook"] == "https://console.example/runbooks/ledger.drift"
     here[:] = [replace(DOWN, summary="it got worse", evidence={"problems": 9})]
     await restarted.flush()
     [renewed] = await admin.webhooks.alerts(fires=True)

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.base import PageCommand, answer, group, settings_now
+from ops.cli.base import Command, PageCommand, answer, group, settings_now
 from ops.cli.resource_commands import add_to
 from ops.deploy.alert_rules import as_yaml, rules
+from tenants.outbox.kinds import BY_SUBJECT
+from tenants.outbox.runbooks import runbook
 from tenants.resources.alerts import ALERTS
 
 if TYPE_CHECKING:
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def rules_now(settings: Settings) -> dict[str, Any]:
-    return rules(settings.gateway.alert_misses, settings.audit.checkpoint_s)
+    gateway, checkpoint_s = settings.gateway, settings.audit.checkpoint_s
+    return rules(gateway.alert_misses, checkpoint_s, gateway.backup_late_s, gateway.console_url)
 
 
 @group()
@@ -25,6 +28,7 @@ def alerts() -> None:
 
     \b
       fairgate alerts list
+      fairgate alerts runbook saturation
       fairgate alerts acknowledge inc_…
       fairgate alerts silence inc_… --for 2h --reason "replica is being replaced"
       fairgate alerts rules > /etc/prometheus/fairgate.rules.yml
@@ -32,6 +36,19 @@ def alerts() -> None:
 
 
 add_to(alerts, ALERTS)
+
+
+@alerts.command("runbook", cls=Command)
+@click.argument("subject", metavar="SUBJECT", type=click.Choice(list(BY_SUBJECT)))
+def print_runbook(subject: str) -> None:
+    """Prints the page of an alert: what it means, how its causes are told apart, what to do.
+
+    \b
+    --json answers:
+      {"subject": "saturation", "text": "# saturation…"}
+    """
+    text = runbook(subject)
+    answer({"subject": subject, "text": text}, lambda: click.echo(text, nl=False))
 
 
 @alerts.command("rules", cls=PageCommand)

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from hatchling.builders.wheel import WheelBuilder
 
 from ops.cli.main import cli
+from tenants.outbox.kinds import BY_SUBJECT
 
 ROOT = Path(__file__).parents[3]
 FOR_DEVELOPERS = ("ops/bench", "ops/demo/training", "ops/pictures.py")
@@ -34,6 +35,15 @@ def test_what_serves_is_in_the_wheel_and_what_measures_is_not(modules: dict[str,
     } <= set(modules)  # fmt: skip
     assert [path for path in modules if path.startswith(FOR_DEVELOPERS)] == []
     assert sum(text.count("\n") for text in modules.values()) <= MOST_LINES
+
+
+def test_the_runbooks_are_in_the_wheel() -> None:
+    built = {
+        path.removeprefix("tenants/outbox/runbook_pages/")
+        for path in (each.distribution_path for each in WheelBuilder(str(ROOT)).recurse_included_files())
+        if path.startswith("tenants/outbox/runbook_pages/")
+    }
+    assert built == {f"{subject}.md" for subject in BY_SUBJECT}
 
 
 def test_nothing_in_the_wheel_needs_what_is_not_in_it(modules: dict[str, str]) -> None:

@@ -93,6 +93,7 @@ ROUTES: dict[str, tuple[str, ...]] = {
     "webhook deliveries": ("GET /admin/v1/webhooks/{webhook}/deliveries",),
     "webhook resend": ("POST /admin/v1/webhooks/{webhook}/resend",),
     "alerts list": ("GET /admin/v1/alerts",),
+    "alerts runbook": ("GET /runbooks/{subject}",),
     "alerts acknowledge": ("POST /admin/v1/alerts/{alert}/acknowledge",),
     "alerts silence": ("POST /admin/v1/alerts/{alert}/silence",),
     "alerts unsilence": ("DELETE /admin/v1/alerts/{alert}/silence",),

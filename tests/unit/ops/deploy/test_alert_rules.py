@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gateway.config import AuditSettings
+from gateway.config import AuditSettings, GatewayConfig
 from ops.cli.main import cli
 from ops.deploy.alert_rules import COMMITTED, as_yaml, out_of_date, rules, window
+from tenants.outbox.kinds import BY_SUBJECT
 from tenants.slo.slo import ALERTS, DEFAULT_LEAST_MISSES, Alert
 from tests.support.prometheus import promtool
 
-DEFAULTS = rules(DEFAULT_LEAST_MISSES, AuditSettings().checkpoint_s)
+CHECKPOINT_S, BACKUP_S = AuditSettings().checkpoint_s, GatewayConfig().backup_late_s
+DEFAULTS = rules(DEFAULT_LEAST_MISSES, CHECKPOINT_S, BACKUP_S)
 LABELS = {"job": "fairgate", "tier": "standard", "metric": "ttft"}
 STEPS_OF_SHORT, STEPS_OF_LONG = 5, 60
 """Scrapes in the windows of each alert: the long one is twelve times the short one."""
@@ -105,8 +107,24 @@ def test_the_command_prints_them_with_the_setting(monkeypatch: pytest.MonkeyPatc
     assert all(each.endswith(">= 3") for each in alerts)
 
 
+def test_without_an_age_there_is_no_rule_of_backups() -> None:
+    named = {each["alert"] for each in rules(10, CHECKPOINT_S, 0.0)["groups"][1]["rules"]}
+    assert HEALTH.keys() - named == {"FairgateBackupLate"}
+
+
+def test_runbooks_are_named_where_browsers_reach_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRGATE_GATEWAY_CONSOLE_URL", "https://gate.example")
+    printed = json.loads(CliRunner().invoke(cli, ["alerts", "rules", "--json"]).output)
+    alerts = [each for group in printed["groups"] for each in group["rules"] if "alert" in each]
+    assert {each["annotations"]["runbook_url"] for each in alerts} == {
+        f"https://gate.example/runbooks/{subject}"
+        for subject in BY_SUBJECT.keys()
+        - {"calibration.off", "key.expires", "limit.exhaustion", "limit.soft"}
+    }
+
+
 def test_promtool_reads_them() -> None:
-    assert "SUCCESS: 14 rules found" in promtool("check", "rules", str(COMMITTED), silent=False)
+    assert "SUCCESS: 15 rules found" in promtool("check", "rules", str(COMMITTED), silent=False)
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=NAMES.get)
@@ -135,6 +153,10 @@ HEALTH: dict[str, tuple[str, dict[str, bool]]] = {
     "FairgateAuditLate": (
         'fairgate_audit_checkpoint_age_seconds{job="fairgate",instance="a"}',
         {"30+30x20": True, "0x15 30 60 90 120": False},
+    ),
+    "FairgateBackupLate": (
+        'fairgate_backup_age_seconds{job="fairgate",instance="a"}',
+        {"129000+60x30": True, "129000+60x10 0x20": False},
     ),
     # Low traffic, and a process that was restarted, whose counter begins anew.
     "FairgateSaturation": (
@@ -179,7 +201,7 @@ def test_doctor_says_that_a_rule_file_is_out_of_date(tmp_path: Path) -> None:
     expected = as_yaml(DEFAULTS)
     assert out_of_date(COMMITTED, expected) == ""
     old = tmp_path / "old.yml"
-    old.write_text(as_yaml(rules(DEFAULT_LEAST_MISSES + 1, AuditSettings().checkpoint_s)))
+    old.write_text(as_yaml(rules(DEFAULT_LEAST_MISSES + 1, CHECKPOINT_S, BACKUP_S)))
     assert "is not what these settings" in out_of_date(old, expected)
     assert "cannot be read" in out_of_date(tmp_path / "none.yml", expected)
     old.write_bytes(b"\xff")

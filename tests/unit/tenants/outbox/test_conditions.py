@@ -153,6 +153,17 @@ def test_the_audit_is_late_where_new_rows_wait_for_several_intervals() -> None:
     assert subjects(10, 0, "rows are not those that were signed") == ["audit.damaged"]
 
 
+@pytest.mark.parametrize(
+    ("age_s", "late_s", "fires"),
+    [(60, 60.0, False), (61, 60.0, True), (10**9, 0.0, False), (None, 60.0, False)],
+)
+def test_a_backup_is_late_after_so_long_and_never_where_that_is_0(
+    age_s: int | None, late_s: float, fires: bool
+) -> None:
+    taken_us = None if age_s is None else NOON_US - age_s * US
+    assert bool(conditions.backup_late(taken_us, NOON_US, late_s)) is fires
+
+
 def test_what_is_counted_fires_from_the_first_or_from_enough_of_them() -> None:
     assert [bool(conditions.ledger_drift(each)) for each in (0, 1)] == [False, True]
     assert [bool(conditions.leaked_holds(each)) for each in (0, 1)] == [False, True]

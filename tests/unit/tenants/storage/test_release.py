@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tenants.storage.release import is_older
+from tenants.storage.release import apart, is_older
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,17 @@ from tenants.storage.release import is_older
 )
 def test_releases_are_ordered_by_their_numbers(release: str, than: str, older: bool) -> None:
     assert is_older(release, than) is older
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "number"),
+    [
+        ("0.1.0", "0.1.9", 0),
+        ("0.3.0", "0.2.1", 1),
+        ("0.1", "0.3.0", 2),
+        ("0.9.2", "1.0", 1),
+        ("1.1", "0.9", 2),
+    ],
+)
+def test_releases_are_apart_by_their_first_two_numbers(one: str, other: str, number: int) -> None:
+    assert apart(one, other) == number
