@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from alembic import command
 from alembic.config import Config
@@ -19,6 +21,7 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from migrations import stages
 from tenants.errors import DatabaseUnavailable, Invalid
 from tenants.storage import server_role
 from tenants.storage.database import BUSY_TIMEOUT_S, create_sql_engine, is_refused, translate
@@ -33,6 +36,11 @@ LOCK_TIMEOUT_S = 2.0
 LOCK_PAUSE_S = 1.0
 """Between two tries: what has queued is done by then."""
 _LOCK_NOT_AVAILABLE = "55P03"
+
+
+T = TypeVar("T")
+VERSIONS = [Path(__file__).parent / "versions"]
+"""Folders of the migrations."""
 
 
 def head() -> str:
@@ -53,30 +61,36 @@ def is_newer(revision: str | None) -> bool:
     return revision is not None and revision > head()
 
 
-def require_served(url: str) -> None:
-    """Raises `Invalid` where the database needs a newer release than this one, `DatabaseUnavailable`."""
+def schema(url: str) -> stages.Schema:
+    """What the database says of its schema. Raises `DatabaseUnavailable`."""
     with _transaction(url, writing=False) as connection:
-        require_may_serve(connection, this_release())
+        return stages.schema(connection)
 
 
 def prepare(url: str) -> None:
     """Makes the database ready to be served: upgrades it, and leaves one of a later release as it is.
     Raises `Invalid` where this release may not serve it, and as `upgrade`."""
-    found = current(url)
-    if not is_newer(found):
-        upgrade(url)
-    require_served(url)
+    _migrate(url, _prepare)
 
 
 def upgrade(url: str, revision: str = "head") -> None:
     """Raises `DatabaseUnavailable`, `Invalid` for an unknown revision, a database older than the first, or
     a table that others hold for longer than `WAIT_S`."""
-    _migrate(url, revision, command.upgrade)
+    _migrate(url, partial(_move, command.upgrade, revision))
 
 
 def downgrade(url: str, revision: str) -> None:
-    """Takes the database back to `revision` (`base`: everything is dropped, data included)."""
-    _migrate(url, revision, command.downgrade)
+    """Takes the database back to `revision` (`base`: everything is dropped, data included). Raises as
+    `upgrade`, and `Invalid` where a contract step has taken away what that revision needs."""
+    _migrate(url, partial(_move, command.downgrade, revision))
+
+
+def contract(url: str, stale_s: float) -> list[str]:
+    """Runs the pending contract steps; returns their revisions. Raises as `upgrade`, and `Invalid` while a
+    gateway of an older release serves: its last heartbeat is no older than `stale_s`."""
+    # Not in one transaction: the gateways' heartbeats wait for the end of the first.
+    _migrate(url, partial(stages.close_to_older, stale_s=stale_s))
+    return _migrate(url, stages.contract)
 
 
 def grant(url: str, role: str) -> None:
@@ -91,9 +105,16 @@ def grant(url: str, role: str) -> None:
         server_role.grant(connection, role)
 
 
-def _migrate(url: str, revision: str, move: Callable[[Config, str], None]) -> None:
+def _migrate(url: str, work: Callable[[Connection, ScriptDirectory], T]) -> T:
+    """Runs `work` in one transaction, alone, and again while others hold a table."""
     until_s = time.monotonic() + WAIT_S
-    while not _try(url, revision, move):
+    while True:
+        try:
+            return _alone(url, work)
+        except DatabaseUnavailable as error:
+            cause = error.__cause__
+            if not isinstance(cause, DBAPIError) or _sqlstate(cause) != _LOCK_NOT_AVAILABLE:
+                raise
         if time.monotonic() > until_s:
             raise Invalid(
                 "database_url",
@@ -103,39 +124,45 @@ def _migrate(url: str, revision: str, move: Callable[[Config, str], None]) -> No
         time.sleep(LOCK_PAUSE_S)
 
 
-def _try(url: str, revision: str, move: Callable[[Config, str], None]) -> bool:
-    """False: a table was held, and nothing has changed."""
-    try:
-        _move(url, revision, move)
-    except DatabaseUnavailable as error:
-        cause = error.__cause__
-        if isinstance(cause, DBAPIError) and getattr(cause.orig, "sqlstate", "") == _LOCK_NOT_AVAILABLE:
-            return False
-        raise
-    return True
+def _sqlstate(error: DBAPIError) -> str:
+    return getattr(error.orig, "sqlstate", "")
 
 
-def _move(url: str, revision: str, move: Callable[[Config, str], None]) -> None:
+def _alone(url: str, work: Callable[[Connection, ScriptDirectory], T]) -> T:
     with _transaction(url, writing=True) as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
             # After the wait for another process that migrates, which may take longer.
             connection.execute(text(f"SET LOCAL lock_timeout = {round(LOCK_TIMEOUT_S * 1e3)}"))
-        config = _config()
-        _require_start(connection, config)
-        config.attributes["connection"] = connection
-        try:
-            move(config, revision)
-        except CommandError as error:
-            raise Invalid(
-                "revision",
-                f"{revision!r} is not a revision of this version, or the database is newer than it",
-            ) from error
+        return work(connection, ScriptDirectory.from_config(_config()))
 
 
-def _require_start(connection: Connection, config: Config) -> None:
+def _prepare(connection: Connection, script: ScriptDirectory) -> None:
+    if not is_newer(MigrationContext.configure(connection).get_current_revision()):
+        _move(command.upgrade, "head", connection, script)
+    require_may_serve(connection, this_release())
+
+
+def _move(
+    move: Callable[[Config, str], None], revision: str, connection: Connection, script: ScriptDirectory
+) -> None:
+    _require_start(connection, script)
+    config = _config()
+    config.attributes["connection"] = connection
+    try:
+        if move is command.downgrade:
+            stages.require_not_contracted(connection, script, revision)
+        move(config, revision)
+    except CommandError as error:
+        raise Invalid(
+            "revision",
+            f"{revision!r} is not a revision of this version, or the database is newer than it",
+        ) from error
+
+
+def _require_start(connection: Connection, script: ScriptDirectory) -> None:
     """Raises `Invalid` for a schema older than the first revision, from which no migration leads here."""
-    start = ScriptDirectory.from_config(config).get_base()
+    start = script.get_base()
     revision = MigrationContext.configure(connection).get_current_revision()
     if start is not None and revision is not None and revision < start:
         raise Invalid(
@@ -168,4 +195,6 @@ def _config() -> Config:
     config = Config()
     # Alembic interpolates %.
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.set_main_option("path_separator", "newline")
+    config.set_main_option("version_locations", "\n".join(map(str, VERSIONS)).replace("%", "%%"))
     return config

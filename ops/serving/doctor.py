@@ -43,6 +43,7 @@ from tenants.errors import Invalid, TenancyError
 from tenants.quota.store import QuotaStoreRecovering, QuotaStoreUnavailable
 from tenants.storage.database import open_database
 from tenants.storage.redis_url import parse_redis_url
+from tenants.storage.release import require_new, this_release
 
 MAX_CLOCK_SKEW_S = 2.0
 CHECKPOINTS_LATE = 3
@@ -134,8 +135,8 @@ async def _database(settings: Settings) -> Finding:
             "database", False, "there is none yet", "run `fairgate serve` once, or `fairgate db upgrade`"
         )
     try:
-        revision = runner.current(url)
-        is_newer = runner.is_newer(revision)
+        schema = runner.schema(url)
+        revision, is_newer = schema.revision, runner.is_newer(schema.revision)
     except TenancyError as error:
         return Finding(
             "database",
@@ -143,12 +144,11 @@ async def _database(settings: Settings) -> Finding:
             explain(error, settings),
             "start it, or correct --database-url (FAIRGATE_DATABASE_URL)",
         )
-    if is_newer:
-        try:
-            runner.require_served(url)
-        except TenancyError as error:
-            return Finding("database", False, explain(error, settings), "install a newer release")
-    elif revision != runner.head():
+    try:
+        require_new(this_release(), schema.oldest_release)
+    except Invalid as error:
+        return Finding("database", False, explain(error, settings), "install a newer release")
+    if not is_newer and revision != runner.head():
         return Finding(
             "database",
             False,
