@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from alembic import command
 from alembic.config import Config
@@ -35,6 +35,8 @@ LOCK_TIMEOUT_S = 2.0
 """How long the gateways' writes may queue behind a change of the schema on PostgreSQL."""
 LOCK_PAUSE_S = 1.0
 """Between two tries: what has queued is done by then."""
+BATCH_TIMEOUT_S = 5.0
+"""For each statement of a backfill's batch."""
 _LOCK_NOT_AVAILABLE = "55P03"
 
 
@@ -64,7 +66,7 @@ def is_newer(revision: str | None) -> bool:
 def schema(url: str) -> stages.Schema:
     """What the database says of its schema. Raises `DatabaseUnavailable`."""
     with _transaction(url, writing=False) as connection:
-        return stages.schema(connection)
+        return stages.schema(connection, ScriptDirectory.from_config(_config()))
 
 
 def prepare(url: str) -> None:
@@ -87,10 +89,26 @@ def downgrade(url: str, revision: str) -> None:
 
 def contract(url: str, stale_s: float) -> list[str]:
     """Runs the pending contract steps; returns their revisions. Raises as `upgrade`, and `Invalid` while a
-    gateway of an older release serves: its last heartbeat is no older than `stale_s`."""
+    gateway of an older release serves (its last heartbeat is no older than `stale_s`) or a backfill is not
+    done."""
     # Not in one transaction: the gateways' heartbeats wait for the end of the first.
     _migrate(url, partial(stages.close_to_older, stale_s=stale_s))
+    while _migrate(url, stages.fill_late):
+        pass
     return _migrate(url, stages.contract)
+
+
+def backfill(url: str) -> Literal["filled", "busy", "done"]:
+    """Runs one short batch of a backfill. Busy: another process migrates or fills. Raises
+    `DatabaseUnavailable`."""
+    with _transaction(url, writing=True, wait_s=BUSY_TIMEOUT_S) as connection:
+        if connection.dialect.name == "postgresql":
+            lock = text("SELECT pg_try_advisory_xact_lock(:lock)")
+            if not connection.execute(lock, {"lock": _ADVISORY_LOCK}).scalar_one():
+                return "busy"
+            connection.execute(text(f"SET LOCAL lock_timeout = {round(LOCK_TIMEOUT_S * 1e3)}"))
+            connection.execute(text(f"SET LOCAL statement_timeout = {round(BATCH_TIMEOUT_S * 1e3)}"))
+        return "filled" if stages.backfill(connection, ScriptDirectory.from_config(_config())) else "done"
 
 
 def grant(url: str, role: str) -> None:
@@ -153,6 +171,7 @@ def _move(
         if move is command.downgrade:
             stages.require_not_contracted(connection, script, revision)
         move(config, revision)
+        stages.forget_backfills(connection)
     except CommandError as error:
         raise Invalid(
             "revision",
@@ -173,8 +192,8 @@ def _require_start(connection: Connection, script: ScriptDirectory) -> None:
 
 
 @contextmanager
-def _transaction(url: str, *, writing: bool) -> Iterator[Connection]:
-    wait_s = WAIT_S if writing else BUSY_TIMEOUT_S
+def _transaction(url: str, *, writing: bool, wait_s: float | None = None) -> Iterator[Connection]:
+    wait_s = wait_s or (WAIT_S if writing else BUSY_TIMEOUT_S)
     engine = create_sql_engine(url, writing=writing, busy_timeout_s=wait_s)
     try:
         with engine.begin() as connection:

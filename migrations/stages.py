@@ -1,7 +1,9 @@
-"""What a migration's module has beside `upgrade()`, which only adds: its contract step.
+"""What a migration's module has beside `upgrade()`, which only adds: its backfill and its contract step.
 
-`contract()` takes away what gateways of the release before needed; `NEEDS_RELEASE` is the first release that
-does without. No older gateway serves from `close_to_older` on, so nothing is taken from one."""
+`backfill(connection, limit)` fills what was added, up to `limit` rows at a time, and returns how many; 0: all
+have it. `contract()` takes away what gateways of the release before needed; `NEEDS_RELEASE` is the first
+release that does without. No older gateway serves from `close_to_older` on, so nothing is taken from one, and
+none writes rows that lack what was added."""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from alembic.script import Script, ScriptDirectory
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, delete, select, text
 
 from tenants.directory.queries import now_us, setting
 from tenants.errors import Invalid
@@ -21,6 +23,22 @@ from tenants.storage.upserts import insert
 
 CONTRACTED = "schema.contracted"
 """The row of `settings` with the last contracted revision."""
+
+
+BACKFILL = "schema.backfill."
+"""Before a revision: the row of `settings` with the rows that were filled, and `done` where all are."""
+BATCH_ROWS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Backfill:
+    revision: str
+    rows: int
+    """Filled so far."""
+    is_done: bool
+
+    def __str__(self) -> str:
+        return f"backfill {self.revision}: {self.rows:,} rows{'' if self.is_done else ' so far'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,28 +51,66 @@ class Schema:
     """The last revision that was contracted."""
     oldest_release: str | None
     """That may serve; None: each may."""
+    backfills: tuple[Backfill, ...] = ()
 
 
-def schema(connection: Connection) -> Schema:
+def schema(connection: Connection, script: ScriptDirectory) -> Schema:
     revision = MigrationContext.configure(connection).get_current_revision()
     if revision is None:
         return Schema(None, None, None)
-    return Schema(revision, setting(connection, CONTRACTED), setting(connection, OLDEST_RELEASE))
+    backfills = tuple(_progress(connection, one) for one in _having("backfill", connection, script))
+    return Schema(revision, setting(connection, CONTRACTED), setting(connection, OLDEST_RELEASE), backfills)
+
+
+def backfill(connection: Connection, script: ScriptDirectory) -> bool:
+    """Runs a batch of the first backfill that is not done. False: all are."""
+    for step in _having("backfill", connection, script):
+        before = _progress(connection, step)
+        if not before.is_done:
+            rows = step.module.backfill(connection, BATCH_ROWS)
+            _put(connection, BACKFILL + step.revision, f"{before.rows + rows}{'' if rows else ' done'}")
+            return True
+    return False
+
+
+def fill_late(connection: Connection, script: ScriptDirectory) -> bool:
+    """Fills rows that older gateways wrote after the backfills were done. False: there are none."""
+    steps = [one for one in to_contract(connection, script) if hasattr(one.module, "backfill")]
+    return any(step.module.backfill(connection, BATCH_ROWS) for step in steps)
+
+
+def forget_backfills(connection: Connection) -> None:
+    """Of revisions that the database no longer has."""
+    revision = MigrationContext.configure(connection).get_current_revision()
+    if revision is not None:
+        is_later = settings.c.name.startswith(BACKFILL, autoescape=True) & (
+            settings.c.name > BACKFILL + revision
+        )
+        connection.execute(delete(settings).where(is_later))
 
 
 def to_contract(connection: Connection, script: ScriptDirectory) -> list[Script]:
     """Migrations of this database whose contract step is pending, in order."""
-    revision = MigrationContext.configure(connection).get_current_revision()
-    if revision is None:
-        return []
-    done = setting(connection, CONTRACTED) or ""
-    found = (one for one in script.walk_revisions() if done < one.revision <= revision)
-    return [one for one in found if hasattr(one.module, "contract")][::-1]
+    steps = _having("contract", connection, script)
+    done = (setting(connection, CONTRACTED) or "") if steps else ""
+    return [one for one in steps if one.revision > done]
+
+
+def _having(name: str, connection: Connection, script: ScriptDirectory) -> list[Script]:
+    """Migrations that the database has whose module has this function, in order."""
+    revision = MigrationContext.configure(connection).get_current_revision() or ""
+    found = (one for one in script.walk_revisions() if one.revision <= revision)
+    return [one for one in found if hasattr(one.module, name)][::-1]
+
+
+def _progress(connection: Connection, step: Script) -> Backfill:
+    rows, _, done = (setting(connection, BACKFILL + step.revision) or "0").partition(" ")
+    return Backfill(step.revision, int(rows), done == "done")
 
 
 def close_to_older(connection: Connection, script: ScriptDirectory, stale_s: float) -> None:
-    """Lets no gateway serve that needs what the pending steps take away. Raises `Invalid` while one does: its
-    last heartbeat is no older than `stale_s`."""
+    """Lets no gateway serve that needs what the pending steps take away. Raises `Invalid` while one does (its
+    last heartbeat is no older than `stale_s`), or while a backfill of theirs is not done."""
     steps = to_contract(connection, script)
     if not steps:
         return
@@ -66,6 +122,9 @@ def close_to_older(connection: Connection, script: ScriptDirectory, stale_s: flo
     names = ", ".join(step.revision for step in steps)
     if is_older(this_release(), needs):
         raise Invalid("contract", f"{names} needs Fairgate {needs}, and this is {this_release()}: install it")
+    for step in steps:
+        if hasattr(step.module, "backfill") and not (found := _progress(connection, step)).is_done:
+            raise Invalid("contract", f"{found}; a running gateway goes on: try again when it is done")
     since_us = now_us(connection, time.time) - round(stale_s * 1e6)
     alive = select(gateways.c.id, gateways.c.release).where(gateways.c.heartbeat_us >= since_us)
     older = [

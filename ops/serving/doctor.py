@@ -156,10 +156,11 @@ async def _database(settings: Settings) -> Finding:
             "run `fairgate db upgrade`",
         )
     database = open_database(url)
-    later = ", of a later release" if is_newer else ""
+    more = ", of a later release" if is_newer else ""
+    more += "".join(f", {each}" for each in schema.backfills if not each.is_done)
     try:
         await database.ping()
-        return Finding("database", True, f"{database.description}, schema {revision}{later}")
+        return Finding("database", True, f"{database.description}, schema {revision}{more}")
     except TenancyError as error:
         return Finding(
             "database", False, str(error), "start it, or correct --database-url (FAIRGATE_DATABASE_URL)"

@@ -46,6 +46,7 @@ def _report(settings: Settings, done: str) -> None:
         text += " (current)" if found.revision == head else f" (this program needs {head})"
     if found.oldest_release is not None:
         text += f", served by {found.oldest_release} and newer"
+    text += "".join(f"; {each}" for each in found.backfills if not each.is_done)
     value = {"head": head, "is_current": found.revision == head, **asdict(found)}
     answer(value, f"{done}: {text}" if done else text)
 
@@ -79,7 +80,8 @@ def upgrade(revision: str, contract: bool) -> None:
 
     \b
     --json answers:
-      {"revision": "0001", "head": "0001", "is_current": true, "contracted": null, "oldest_release": null}
+      {"revision": "0001", "head": "0001", "is_current": true, "contracted": null, "oldest_release": null,
+       "backfills": [{"revision": "0001", "rows": 2000, "is_done": false}]}
     """
     _run("upgrade", _settings(), revision, contracts=contract)
 
@@ -91,7 +93,8 @@ def downgrade(revision: str) -> None:
 
     \b
     --json answers:
-      {"revision": null, "head": "0001", "is_current": false, "contracted": null, "oldest_release": null}
+      {"revision": null, "head": "0001", "is_current": false, "contracted": null, "oldest_release": null,
+       "backfills": [{"revision": "0001", "rows": 2000, "is_done": false}]}
     """
     _run("downgrade", _settings(), revision)
 
@@ -102,7 +105,8 @@ def current() -> None:
 
     \b
     --json answers:
-      {"revision": "0001", "head": "0001", "is_current": true, "contracted": null, "oldest_release": null}
+      {"revision": "0001", "head": "0001", "is_current": true, "contracted": null, "oldest_release": null,
+       "backfills": [{"revision": "0001", "rows": 2000, "is_done": false}]}
     """
     _run("", _settings(), "")
 
