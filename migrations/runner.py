@@ -23,9 +23,10 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from migrations import stages
 from tenants.errors import DatabaseUnavailable, Invalid
+from tenants.release import this_release
 from tenants.storage import server_role
 from tenants.storage.database import BUSY_TIMEOUT_S, create_sql_engine, is_refused, translate
-from tenants.storage.release import require_may_serve, this_release
+from tenants.storage.release import require_may_serve
 
 #: PostgreSQL advisory lock key, specific to Fairgate ("fairgate" in bytes).
 _ADVISORY_LOCK = int.from_bytes(b"fairgate", "big")
@@ -116,6 +117,7 @@ def grant(url: str, role: str) -> None:
     `Invalid` where it cannot be guarded or the schema is not the newest."""
     with _transaction(url, writing=True) as connection:
         found = MigrationContext.configure(connection).get_current_revision()
+        _require_not_newer(found)
         if found != head():
             raise Invalid(
                 "database_url", f"its schema is {found or 'missing'}: run `fairgate db upgrade` before"
@@ -173,21 +175,28 @@ def _move(
         move(config, revision)
         stages.forget_backfills(connection)
     except CommandError as error:
-        raise Invalid(
-            "revision",
-            f"{revision!r} is not a revision of this version, or the database is newer than it",
-        ) from error
+        raise Invalid("revision", f"{revision!r} is not a revision of this version") from error
 
 
 def _require_start(connection: Connection, script: ScriptDirectory) -> None:
-    """Raises `Invalid` for a schema older than the first revision, from which no migration leads here."""
+    """Raises `Invalid` for a schema of a later release, and for one older than the first revision, from which
+    no migration leads here."""
     start = script.get_base()
     revision = MigrationContext.configure(connection).get_current_revision()
+    _require_not_newer(revision)
     if start is not None and revision is not None and revision < start:
         raise Invalid(
             "database_url",
             f"its schema {revision} is older than {start}, the oldest that this version upgrades:"
             " use an empty database, or upgrade it before with a version that still can",
+        )
+
+
+def _require_not_newer(revision: str | None) -> None:
+    if is_newer(revision):
+        raise Invalid(
+            "database_url",
+            f"its schema {revision} is of a later release, and this program knows {head()}: use that release",
         )
 
 

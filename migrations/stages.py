@@ -17,7 +17,8 @@ from sqlalchemy import Connection, delete, select, text
 
 from tenants.directory.queries import now_us, setting
 from tenants.errors import Invalid
-from tenants.storage.release import OLDEST_RELEASE, is_older, newest, this_release
+from tenants.release import this_release
+from tenants.storage.release import OLDEST_RELEASE, is_older, newest
 from tenants.storage.tables import gateways, settings
 from tenants.storage.upserts import insert
 

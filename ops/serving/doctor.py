@@ -41,9 +41,10 @@ from tenants.audit.log import AuditLog
 from tenants.directory.gateways import GatewayRegistry, IdentityTaken, Instance
 from tenants.errors import Invalid, TenancyError
 from tenants.quota.store import QuotaStoreRecovering, QuotaStoreUnavailable
+from tenants.release import this_release
 from tenants.storage.database import open_database
 from tenants.storage.redis_url import parse_redis_url
-from tenants.storage.release import require_new, this_release
+from tenants.storage.release import require_new
 
 MAX_CLOCK_SKEW_S = 2.0
 CHECKPOINTS_LATE = 3

@@ -14,8 +14,9 @@ from sqlalchemy import Connection, delete, exists, select, update
 
 from tenants.directory import queries
 from tenants.errors import Invalid, TenancyError
+from tenants.release import this_release
 from tenants.storage.database import Database
-from tenants.storage.release import MAX_RELEASE_CHARS, require_may_serve, this_release
+from tenants.storage.release import MAX_RELEASE_CHARS, require_may_serve
 from tenants.storage.tables import gateways, progress
 from tenants.storage.upserts import insert
 

@@ -1,9 +1,8 @@
-"""The release that runs, and the oldest one that may serve a database."""
+"""The order of releases, and the oldest one that may serve a database."""
 
 from __future__ import annotations
 
 import re
-from importlib import metadata
 
 from sqlalchemy import Connection, select
 
@@ -14,13 +13,6 @@ OLDEST_RELEASE = "schema.oldest_release"
 """The row of `settings` with the oldest release that may serve; without one, each may."""
 MAX_RELEASE_CHARS = 32
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
-
-
-def this_release() -> str:
-    try:
-        return metadata.version("fairgate")
-    except metadata.PackageNotFoundError:  # run from a checkout that was not installed
-        return "0+unknown"
 
 
 def is_older(release: str, than: str) -> bool:
