@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gateway.background import Site
 from gateway.fair_threads import FairThreads
@@ -92,6 +92,8 @@ class GatewayDeps(Site):
     tracer: Tracer | None = None
     workers: Workers | None = None
     """The other workers of the port; None: this process is alone."""
+    backfill: Callable[[], Literal["filled", "busy", "done"]] | None = None
+    """Runs a batch of what the schema's migrations have left to fill; blocks."""
     audit_key: SigningKey | None = None
     """Signs the audit; None: other gateways do."""
     read_audit_key: Callable[[], SigningKey | None] = lambda: None

@@ -18,6 +18,7 @@ from gateway.cluster.active_directory import ActiveDirectory
 from gateway.cluster.active_drains import ActiveDrains
 from gateway.cluster.active_policy import FOLLOW_EVERY_S, ActivePolicy
 from gateway.cluster.audit_checkpoints import AuditCheckpoints
+from gateway.cluster.backfills import run_backfills
 from gateway.cluster.idempotency_keys import IdempotencyKeys
 from gateway.cluster.liveness import Liveness
 from gateway.cluster.presence import Presence
@@ -214,6 +215,8 @@ class Gateway:
         yield GatewayService("lag", task=partial(watch_lag, LAG_EVERY_S, self._note_lag))
         yield _repeated("pace", PACE_EVERY_S, self._watch_forecasts, "the forecasts were not renewed")
         yield _repeated("idempotency", PURGE_EVERY_S, self._purge, "the purge failed; it goes on")
+        if deps.backfill is not None:
+            yield GatewayService("backfills", task=partial(run_backfills, deps.backfill))
         grace_s = config.shutdown_grace_s
         yield GatewayService("requests", stop=partial(self.pools.close, grace_s), why="all else serves them")
 

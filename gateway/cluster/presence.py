@@ -15,6 +15,7 @@ from gateway.deps import GatewayDeps, RecoveryReport
 from tenants.directory.gateways import GatewaySeen, IdentityTaken
 from tenants.errors import DatabaseUnavailable, Invalid
 from tenants.quota.store import QuotaStoreUnavailable
+from tenants.storage.release import ReleaseTooOld
 from tenants.storage.task_stop import stop
 
 RECOVERY_RETRY_S = 2.0
@@ -29,8 +30,9 @@ class Presence:
         self.report: RecoveryReport | None = None
         """What the start found of an earlier life; None: not started."""
         self.is_taken = asyncio.Event()
-        """Set when another process serves under this gateway's id: this one must stop (`taken` says why)."""
-        self.taken: IdentityTaken | None = None
+        """Set when another process serves under this gateway's id, or the database needs a newer release:
+        this one must stop (`taken` says why)."""
+        self.taken: IdentityTaken | ReleaseTooOld | None = None
         self._deps = deps
         self._liveness = liveness
         self._holds = holds
@@ -42,7 +44,7 @@ class Presence:
         self._engine_changed = asyncio.Event()
 
     async def enter(self) -> None:
-        """The first heartbeat. Raises `DatabaseUnavailable`."""
+        """The first heartbeat. Raises `DatabaseUnavailable`, and `ReleaseTooOld` after a contract step."""
         await self._beat(takes_over=True)
 
     async def leave(self) -> None:
@@ -104,6 +106,9 @@ class Presence:
         except IdentityTaken as error:
             await self._watch_rival(error)
             return
+        except ReleaseTooOld as error:  # it was silent while the database was contracted
+            self._stop_for(error)
+            return
         except DatabaseUnavailable as error:
             log.warning("no heartbeat could be written: %s", error)
             return
@@ -114,7 +119,7 @@ class Presence:
                 )
 
     async def _beat(self, *, takes_over: bool = False) -> None:
-        """Raises `IdentityTaken`, `DatabaseUnavailable`."""
+        """Raises `IdentityTaken`, `ReleaseTooOld`, `DatabaseUnavailable`."""
         deps, asked_s = self._deps, self._deps.clock()
         self._seen = await deps.registry.beat(
             deps.gateway_id, deps.address, deps.engine_names(), deps.instance, takes_over=takes_over
@@ -128,11 +133,14 @@ class Presence:
         self._rival = self._rival or RivalWatch(self._deps.config.beat_s)
         match self._rival.look(error.taken_by, self._deps.clock()):
             case "lives":
-                log.error("%s", error)
-                self.taken = error
-                self.is_taken.set()
+                self._stop_for(error)
             case "still":
                 await self._beat(takes_over=True)
+
+    def _stop_for(self, error: IdentityTaken | ReleaseTooOld) -> None:
+        log.error("%s", error)
+        self.taken = error
+        self.is_taken.set()
 
     async def _adopt(self, dead: GatewaySeen) -> None:
         """Runs beside the heartbeat: engines may take time to answer."""

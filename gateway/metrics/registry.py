@@ -16,7 +16,7 @@ from gateway.metrics.recent_lag import RecentLag
 from gateway.metrics.requests import EndedRequests
 from gateway.metrics.waits import RecentFirstTokens, RecentWaits
 from gateway.trace_context import TRACEPARENT, TRACESTATE
-from tenants.storage.release import this_release
+from tenants.release import this_release
 
 LAG_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 MAX_ACCEPT_CHARACTERS = 1_024

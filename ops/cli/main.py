@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import os
-from importlib import metadata
 
 import click
 
 from ops.cli.base import Group, served_resources
-
-
-def _version() -> str:
-    try:
-        return metadata.version("fairgate")
-    except metadata.PackageNotFoundError:  # run from a checkout that was not installed
-        return "0+unknown"
-
+from tenants.release import this_release
 
 SECTIONS = {
     "Run": ("run.serve", "run.demo", "run.doctor", "run.engine", "run.db", "run.backup", "run.place"),
@@ -69,7 +61,7 @@ class Root(Group):
     lazy=OWN,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-@click.version_option(_version(), prog_name="fairgate")
+@click.version_option(this_release(), prog_name="fairgate")
 def cli() -> None:
     """Shares GPUs that serve language models between tenants.
 

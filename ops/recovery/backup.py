@@ -24,8 +24,8 @@ from tenants.audit.log import verify_stored
 from tenants.audit.note import PublicKey
 from tenants.ledger.verify import check_rows
 from tenants.outbox.figures import note_backup
+from tenants.release import this_release
 from tenants.storage.database import BUSY_TIMEOUT_S, open_database, parse_url
-from tenants.storage.release import this_release
 from tenants.storage.tables import ledger
 
 ACTION = "backup.create"

@@ -51,6 +51,7 @@ from gateway.tracing.tracer import Tracer
 from gateway.upstream.openai.upstream import OpenAIUpstream
 from gateway.upstream.replica_set import ReplicaSet
 from gateway.workers.workers import Workers
+from migrations import runner
 from ops.serving import audit_key, datadir
 from ops.serving.members import open_members, run_elsewhere
 from ops.serving.post import Post
@@ -387,6 +388,7 @@ async def build(
             resources=resources,
             tracer=tracer,
             workers=workers,
+            backfill=partial(runner.backfill, settings.resolved_database_url),
         )
         app = create_app(deps)
         yield Running(settings, admin, directory, supervisor, app, app.state.gateway, control_token)

@@ -42,9 +42,10 @@ from tenants.directory.gateways import GatewayRegistry, IdentityTaken, Instance
 from tenants.errors import Invalid, TenancyError
 from tenants.outbox import conditions, figures
 from tenants.quota.store import QuotaStoreRecovering, QuotaStoreUnavailable
+from tenants.release import this_release
 from tenants.storage.database import open_database
 from tenants.storage.redis_url import parse_redis_url
-from tenants.storage.release import apart
+from tenants.storage.release import apart, require_new
 
 MAX_CLOCK_SKEW_S = 2.0
 CHECKPOINTS_LATE = 3
@@ -148,8 +149,8 @@ async def _database(settings: Settings) -> Finding:
             "database", False, "there is none yet", "run `fairgate serve` once, or `fairgate db upgrade`"
         )
     try:
-        revision = runner.current(url)
-        is_newer = runner.is_newer(revision)
+        schema = runner.schema(url)
+        revision, is_newer = schema.revision, runner.is_newer(schema.revision)
     except TenancyError as error:
         return Finding(
             "database",
@@ -157,12 +158,11 @@ async def _database(settings: Settings) -> Finding:
             explain(error, settings),
             "start it, or correct --database-url (FAIRGATE_DATABASE_URL)",
         )
-    if is_newer:
-        try:
-            runner.require_served(url)
-        except TenancyError as error:
-            return Finding("database", False, explain(error, settings), "install a newer release")
-    elif revision != runner.head():
+    try:
+        require_new(this_release(), schema.oldest_release)
+    except Invalid as error:
+        return Finding("database", False, explain(error, settings), "install a newer release")
+    if not is_newer and revision != runner.head():
         return Finding(
             "database",
             False,
@@ -170,10 +170,11 @@ async def _database(settings: Settings) -> Finding:
             "run `fairgate db upgrade`",
         )
     database = open_database(url)
-    later = ", of a later release" if is_newer else ""
+    more = ", of a later release" if is_newer else ""
+    more += "".join(f", {each}" for each in schema.backfills if not each.is_done)
     try:
         await database.ping()
-        return Finding("database", True, f"{database.description}, schema {revision}{later}")
+        return Finding("database", True, f"{database.description}, schema {revision}{more}")
     except TenancyError as error:
         return Finding(
             "database", False, str(error), "start it, or correct --database-url (FAIRGATE_DATABASE_URL)"

@@ -14,8 +14,9 @@ from sqlalchemy import Connection, delete, exists, select, update
 
 from tenants.directory import queries
 from tenants.errors import Invalid, TenancyError
+from tenants.release import this_release
 from tenants.storage.database import Database
-from tenants.storage.release import MAX_RELEASE_CHARS, this_release
+from tenants.storage.release import MAX_RELEASE_CHARS, require_may_serve
 from tenants.storage.tables import gateways, progress
 from tenants.storage.upserts import insert
 
@@ -87,7 +88,8 @@ class GatewayRegistry:
         takes_over: bool = True,
     ) -> list[GatewaySeen]:
         """Writes a heartbeat; returns every gateway, this one included. Raises `DatabaseUnavailable`,
-        `Invalid` for a name that cannot be stored and, unless it `takes_over`, `IdentityTaken`."""
+        `Invalid` for a name that cannot be stored, `ReleaseTooOld` where the database needs a newer one and,
+        unless it `takes_over`, `IdentityTaken`."""
         if not 0 < len(gateway_id) <= MAX_GATEWAY_ID:
             raise Invalid("gateway_id", f"must have 1 to {MAX_GATEWAY_ID} characters")
         if len(engines) > MAX_ENGINES:
@@ -111,6 +113,8 @@ class GatewayRegistry:
                 .on_conflict_do_update(index_elements=["id"], set_=new, where=is_ours)
                 .returning(gateways.c.id)
             ).first()
+            # After the row: a contract step that does not see it has said before which release it needs.
+            require_may_serve(connection, self._release)
             seen = _seen(connection, now_us)
             if written is None:
                 raise IdentityTaken(next(row for row in seen if row.gateway_id == gateway_id))

@@ -1,9 +1,8 @@
-"""The release that runs, and the oldest one that may serve a database."""
+"""The order of releases, and the oldest one that may serve a database."""
 
 from __future__ import annotations
 
 import re
-from importlib import metadata
 
 from sqlalchemy import Connection, select
 
@@ -16,25 +15,30 @@ MAX_RELEASE_CHARS = 32
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 
 
-def this_release() -> str:
-    try:
-        return metadata.version("fairgate")
-    except metadata.PackageNotFoundError:  # run from a checkout that was not installed
-        return "0+unknown"
-
-
 def is_older(release: str, than: str) -> bool:
     """By the numbers alone: what follows them (`rc1`, `+local`) does not count. Without numbers it is the
     oldest."""
     return _numbers(release) < _numbers(than)
 
 
+def newest(*releases: str) -> str:
+    return max(releases, key=_numbers)
+
+
+class ReleaseTooOld(Invalid):
+    """The database needs a newer release than the one that runs. The message names both."""
+
+
 def require_may_serve(connection: Connection, release: str) -> None:
-    """Raises `Invalid` where the database needs a newer release than `release`."""
+    """Raises `ReleaseTooOld` where the database needs a newer release than `release`."""
     row = select(settings.c.value).where(settings.c.name == OLDEST_RELEASE)
-    oldest = connection.execute(row).scalar()
+    require_new(release, connection.execute(row).scalar())
+
+
+def require_new(release: str, oldest: str | None) -> None:
+    """Raises `ReleaseTooOld` where `release` is older than the oldest that may serve the database."""
     if oldest is not None and is_older(release, oldest):
-        raise Invalid(
+        raise ReleaseTooOld(
             "database_url",
             f"its schema needs Fairgate {oldest} or newer, and this is {release}: install {oldest} or newer,"
             " or restore a backup from before",

@@ -12,6 +12,7 @@ from tests.support.console import HASHER
 
 BOTH_KINDS = {
     "test_audit.py", "test_audit_checkpoints.py", "test_audit_processes.py", "test_database.py",
+    "test_contract.py",
     "test_entity_tags.py", "test_fleet.py", "test_idempotency.py", "test_ledger.py", "test_ledger_digests.py",
     "test_mending.py", "test_migrations.py", "test_outbox.py", "test_query_plans.py", "test_usage_fold.py",
     "test_usage_plans.py", "test_verify.py",

@@ -14,8 +14,8 @@ from ops.sandbox.server import until
 from ops.serving import datadir, doctor
 from ops.settings.settings import Settings
 from tenants.directory.gateways import GatewayRegistry, IdentityTaken, Instance
+from tenants.release import this_release
 from tenants.storage.database import Database
-from tenants.storage.release import this_release
 from tests.support.quota import Clock
 
 BEAT_S = 3.0

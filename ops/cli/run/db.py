@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
 from ops.cli.base import Failure, answer, group, settings_now
@@ -16,6 +18,7 @@ def db() -> None:
     `fairgate serve` creates or upgrades the database when it starts.
       fairgate db current
       fairgate db upgrade
+      fairgate db upgrade --contract when no gateway of the release before serves
       fairgate db downgrade base     drops everything, data included
       fairgate db grant ROLE         PostgreSQL: the rights that a running server needs
     """
@@ -35,38 +38,52 @@ def _settings() -> Settings:
 def _report(settings: Settings, done: str) -> None:
     from migrations import runner
 
-    revision = runner.current(settings.resolved_database_url)
-    value = {"revision": revision, "head": runner.head(), "is_current": revision == runner.head()}
-    text = "no Fairgate schema" if revision is None else f"revision {revision}"
-    if runner.is_newer(revision):
-        text += f" (of a later release: this program knows {value['head']})"
+    found, head = runner.schema(settings.resolved_database_url), runner.head()
+    text = "no Fairgate schema" if found.revision is None else f"revision {found.revision}"
+    if runner.is_newer(found.revision):
+        text += f" (of a later release: this program knows {head})"
     else:
-        text += " (current)" if value["is_current"] else f" (this program needs {value['head']})"
+        text += " (current)" if found.revision == head else f" (this program needs {head})"
+    if found.oldest_release is not None:
+        text += f", served by {found.oldest_release} and newer"
+    text += "".join(f"; {each}" for each in found.backfills if not each.is_done)
+    value = {"head": head, "is_current": found.revision == head, **asdict(found)}
     answer(value, f"{done}: {text}" if done else text)
 
 
-def _run(action: str, settings: Settings, revision: str) -> None:
+def _run(action: str, settings: Settings, revision: str, *, contracts: bool = False) -> None:
     from migrations import runner
     from tenants.errors import TenancyError
 
     try:
         if action:
             getattr(runner, action)(settings.resolved_database_url, revision)
-        _report(settings, f"{action}d" if action else "")
+        done = f"{action}d" if action else ""
+        if contracts:
+            steps = runner.contract(settings.resolved_database_url, settings.gateway.gateway_stale_s)
+            done += f"; contracted {', '.join(steps)}" if steps else "; no contract step is pending"
+        _report(settings, done)
     except TenancyError as error:
         raise Failure(str(error)) from None
 
 
 @db.command()
 @click.argument("revision", default="head")
-def upgrade(revision: str) -> None:
+@click.option(
+    "--contract",
+    is_flag=True,
+    help="Then removes what only older releases need. Refused while a gateway of one serves. There is no "
+    "downgrade past it.",
+)
+def upgrade(revision: str, contract: bool) -> None:
     """Upgrades the database to REVISION (default: the newest that this program knows).
 
     \b
     --json answers:
-      {"revision": "0001", "head": "0001", "is_current": true}
+      {"revision": "0001", "head": "0001", "is_current": true, "contracted": null, "oldest_release": null,
+       "backfills": [{"revision": "0001", "rows": 2000, "is_done": false}]}
     """
-    _run("upgrade", _settings(), revision)
+    _run("upgrade", _settings(), revision, contracts=contract)
 
 
 @db.command()
@@ -76,7 +93,8 @@ def downgrade(revision: str) -> None:
 
     \b
     --json answers:
-      {"revision": null, "head": "0001", "is_current": false}
+      {"revision": null, "head": "0001", "is_current": false, "contracted": null, "oldest_release": null,
+       "backfills": [{"revision": "0001", "rows": 2000, "is_done": false}]}
     """
     _run("downgrade", _settings(), revision)
 
@@ -87,7 +105,8 @@ def current() -> None:
 
     \b
     --json answers:
-      {"revision": "0001", "head": "0001", "is_current": true}
+      {"revision": "0001", "head": "0001", "is_current": true, "contracted": null, "oldest_release": null,
+       "backfills": [{"revision": "0001", "rows": 2000, "is_done": false}]}
     """
     _run("", _settings(), "")
 

@@ -24,6 +24,7 @@ from ops.serving.listeners import Door
 from ops.serving.logs import switch_debug
 from ops.serving.open_files import OpenFiles
 from ops.settings.settings import Settings
+from tenants.directory.gateways import IdentityTaken
 
 MODEL_LOAD_S = 900.0
 COLLECT_AFTER_OBJECTS = 20_000
@@ -165,7 +166,7 @@ async def run_gateway(
             await asyncio.wait({*waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
             for task in waiting:
                 task.cancel()
-            if presence.taken is not None:
+            if isinstance(presence.taken, IdentityTaken):
                 server.cut()  # the other process settles running requests
     finally:
         # Streams of the console last for hours: the drain would wait for them.

@@ -368,6 +368,9 @@ def test_the_database_goes_down_and_up_again(data_dir: str) -> None:
         "revision": None,
         "head": up["head"],
         "is_current": False,
+        "contracted": None,
+        "oldest_release": None,
+        "backfills": [],
     }
     assert answer_of("db", "upgrade", *at) == up
     unknown = run_command("db", "upgrade", "no-such-revision", "--data-dir", data_dir)
