@@ -32,7 +32,6 @@ VERSION = "999.0.0"
 REQUESTS = 2_000
 CLIENTS = 12
 BETWEEN_STEPS = 100
-"""Answers: each step is taken, and each state seen, under load."""
 STEP_S = 60.0
 WATCH_S = 0.2
 LONG_EVERY, LONG_TOKENS, SHORT_TOKENS = 10, 300, 12
@@ -82,7 +81,7 @@ class Balancer:
     def __init__(self, gateways: Sequence[str]) -> None:
         self.gateways = list(gateways)
         """Their URLs."""
-        self.ready: list[str] = []
+        self.ready = list(gateways)
         self._turn = itertools.count()
 
     @contextlib.asynccontextmanager
@@ -126,13 +125,17 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def replace_all(
-    testbed: Testbed, balancer: Balancer, new: Sequence[str], answered: Callable[[], int]
+    testbed: Testbed,
+    balancer: Balancer,
+    new: Sequence[str],
+    answered: Callable[[], int],
+    between: int = BETWEEN_STEPS,
 ) -> None:
-    """Upgrades the database, replaces every gateway by one of `new`, and contracts, each step under load:
-    `answered` counts its answers. Raises `ScenarioFailed`."""
+    """Upgrades the database, replaces every gateway by one of `new`, and contracts, `between` answers
+    after each step: `answered` counts them. Raises `ScenarioFailed`."""
 
     async def more(what: str, *url: str) -> None:
-        enough = answered() + BETWEEN_STEPS
+        enough = answered() + between
 
         async def seen() -> bool:
             return answered() >= enough and balancer.ready == [*balancer.gateways, *url]
