@@ -14,8 +14,7 @@ import psycopg
 import pytest
 from openai import AsyncOpenAI
 
-from ops.bench.budgets import upgrade
-from ops.bench.budgets.testbed import Testbed
+from ops.bench.budgets import testbed, upgrade
 from ops.bench.common.load import admin_call
 from ops.sandbox.server import ROOT
 from ops.settings.settings import SHIPPED_MODEL
@@ -50,7 +49,7 @@ async def test_gateways_are_replaced_under_load_and_no_request_fails(tmp_path: P
         closing.callback(postgres.stop)
         closing.callback(redis.stop)
         arguments, older = ("--gateway-drain", "30"), warm_command.program()
-        bed = Testbed(tmp_path, arguments, older, postgres=postgres, redis=redis)
+        bed = testbed.Testbed(tmp_path, arguments, older, postgres=postgres, redis=redis)
         options = engine_options(SHIPPED_MODEL, tmp_path / "engine", address=bed.engine_address)
         closing.enter_context(running_engine(options))
         try:
@@ -61,7 +60,7 @@ async def test_gateways_are_replaced_under_load_and_no_request_fails(tmp_path: P
             await bed.close()
 
 
-async def replaced(bed: Testbed, newer: tuple[str, ...]) -> None:
+async def replaced(bed: testbed.Testbed, newer: tuple[str, ...]) -> None:
     tenant = await bed.tenant("upgraded")
     await bed.known(tenant)
     balancer = upgrade.Balancer([server.url for server in bed.servers])
