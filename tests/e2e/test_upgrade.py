@@ -48,8 +48,8 @@ async def test_gateways_are_replaced_under_load_and_no_request_fails(tmp_path: P
         postgres, redis = services.start_postgres(), services.start_redis()
         closing.callback(postgres.stop)
         closing.callback(redis.stop)
-        arguments, older = ("--gateway-drain", "30"), warm_command.program()
-        bed = testbed.Testbed(tmp_path, arguments, older, postgres=postgres, redis=redis)
+        older = warm_command.program()
+        bed = testbed.Testbed(tmp_path, upgrade.SERVES, older, postgres=postgres, redis=redis)
         options = engine_options(SHIPPED_MODEL, tmp_path / "engine", address=bed.engine_address)
         closing.enter_context(running_engine(options))
         try:

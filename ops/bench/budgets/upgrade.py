@@ -30,13 +30,15 @@ from ops.sandbox.server import ROOT, ServerFailed, environment, until
 NAME = "upgrade"
 VERSION = "999.0.0"
 REQUESTS = 2_000
-CLIENTS = 12
+CLIENTS = 6
 BETWEEN_STEPS = 100
 STEP_S = 60.0
 WATCH_S = 0.2
 LONG_EVERY, LONG_TOKENS, SHORT_TOKENS = 10, 300, 12
 """Some streams are still under way when their gateway is told to end."""
 MAX_EXAMPLES = 5
+SERVES = ("--gateway-drain", "30", "--gateway-stale", "15", "--gateway-lease", "60")
+"""Arguments of the gateways: as they are by default, where the testbed's find a dead one sooner."""
 MIGRATION = """
 import sqlalchemy as sa
 from alembic import op
@@ -186,9 +188,7 @@ async def run(old: Path, progress: Callable[[str, int, int], None]) -> dict[str,
     row: dict[str, Any] = {"scenario": NAME, "gateways": 2}
     with tempfile.TemporaryDirectory(prefix="fairgate-release-") as directory:
         next_release(Path(directory))
-        beds = open_testbed(
-            lambda what: progress(what, 0, 1), arguments=("--gateway-drain", "30"), program=program_of(old)
-        )
+        beds = open_testbed(lambda what: progress(what, 0, 1), arguments=SERVES, program=program_of(old))
         try:
             async with beds as testbed:
                 await testbed.start_gateways(2)
