@@ -179,7 +179,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._drains = True
         if self.cycle is None or self.cycle.response_complete:
             self.loop.call_later(LAST_REQUEST_S, super().shutdown)
-        else:
+        elif not self.cycle.response_started:
             super().shutdown()
 
     def expire(self) -> None:
@@ -308,6 +308,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._rest(self._limits.idle_timeout_s)
         if not self.transport.is_closing():
             self.flow.resume_reading()
+            if self._drains:  # the answer's head did not say that it was the last
+                self.shutdown()
 
     def _rest(self, seconds: float) -> None:
         self._table.rest(self, self.loop.time() + seconds, is_known=self._is_known)

@@ -29,6 +29,8 @@ STOP_S = 40.0
 LOG_PAGE = 2000
 POLL_S = 0.1
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = (sys.executable, "-P", "-m", "ops.cli.main")
+"""`fairgate` of this code."""
 
 
 class ServerFailed(Exception):
@@ -52,12 +54,12 @@ class LocalServer:
 
 @contextlib.asynccontextmanager
 async def local_server(
-    data_dir: Path, *, arguments: Sequence[str] = (), port: int = 0
+    data_dir: Path, *, arguments: Sequence[str] = (), port: int = 0, program: Sequence[str] = PROGRAM
 ) -> AsyncIterator[LocalServer]:
     """Runs a server, with its engine, in the block. Raises `ServerFailed`."""
     datadir.ensure(data_dir)
     log_path = data_dir / "serve.log"
-    command = [sys.executable, "-P", "-m", "ops.cli.main", "serve", "--json", "--port", str(port)]
+    command = [*program, "serve", "--json", "--port", str(port)]
     command += ["--data-dir", str(data_dir), *arguments]
     with log_path.open("ab") as log:
         process = await asyncio.create_subprocess_exec(
@@ -65,7 +67,7 @@ async def local_server(
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
-            env=_environment(),
+            env=environment(),
             # Not a session: Linux gives sessions their turns first (autogroup), where one that is always busy
             # was seen to keep another waiting for seconds.
             process_group=0,
@@ -121,7 +123,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             await asyncio.wait_for(process.wait(), patience_s)
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Ours without settings: the server is configured by its arguments alone."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FAIRGATE_")}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))

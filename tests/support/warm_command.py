@@ -126,14 +126,20 @@ def install(directory: Path) -> dict[str, str]:
     return {"WARM_COMMAND": str(_listener())}
 
 
+def program(tree: Path = ROOT) -> tuple[str, ...]:
+    """`fairgate` of the code in `tree`, as the first words of a command."""
+    return ("env", f"WARM_COMMAND={_listener(tree)}", sys.executable, "-I", "-S", str(CLIENT))
+
+
 def _text(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode()
 
 
 @cache
-def _listener() -> Path:
-    """The address of the process that is forked; started at the first use, ended with this one."""
+def _listener(tree: Path = ROOT) -> Path:
+    """The address of the process with the code in `tree` that is forked; started at the first use, ended with
+    this one."""
     directory = tempfile.TemporaryDirectory(prefix="warm-command")
     address = Path(directory.name) / "listener"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -141,9 +147,9 @@ def _listener() -> Path:
     listener.listen(64)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FAIRGATE_")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.warm_command", str(listener.fileno())],
+        [sys.executable, "-P", "-m", "tests.support.warm_command", str(listener.fileno())],
         stdin=subprocess.PIPE, pass_fds=[listener.fileno()], cwd=ROOT, process_group=0,
-        env=environment | {"PYTHONPATH": str(ROOT)},
+        env=environment | {"PYTHONPATH": f"{tree}{os.pathsep}{ROOT}"},
     )  # fmt: skip
     listener.close()
 

@@ -8,24 +8,25 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 import click
 
 from engine.client.client import EngineUnavailable
-from ops.bench.budgets import survive
+from ops.bench.budgets import survive, upgrade
 from ops.bench.budgets.audit import COUNTED, KEYS, Witness, gather, judge
 from ops.bench.budgets.scenarios import BudgetScenario, Question, ScenarioContext, questions, scenarios
 from ops.bench.budgets.testbed import ScenarioFailed, Testbed, open_testbed
 from ops.bench.common.attempts import TIMEOUT_S
 from ops.bench.common.http_client import LoadHttpClient
 from ops.reporting import Report, cell
-from ops.sandbox.server import ServerFailed
+from ops.sandbox.server import ROOT, ServerFailed
 
 SCENARIO_S = 60.0
 NOTED = ("tokens_per_s", "served", "refused", "cut", "left", "replays", "serving_again_s", "uncertain_tokens",
          "unseen_tokens", "pages", "instants", "streams", "moves", "broken_streams", "other_streams",
-         "pause_p50_s", "pause_max_s")  # fmt: skip
+         "pause_p50_s", "pause_max_s", "requests", "failed", "server_errors")  # fmt: skip
 
 Progress = Callable[[str, int, int], None]
 """Called with the current activity, the number of ended scenarios and of all."""
@@ -34,18 +35,25 @@ Progress = Callable[[str, int, int], None]
 @dataclass(frozen=True, slots=True)
 class BudgetBenchOptions:
     names: Sequence[str] = ()
-    """Shell patterns; none: all but `survive-*`."""
+    """Shell patterns; none: all but `survive-*` and `upgrade`."""
     gateways: Sequence[int] = (1, 2, 4)
     concurrency: Sequence[int] = (50, 500)
     instants: int = 200
+    old_tree: Path | None = None
 
 
 def chosen(options: BudgetBenchOptions) -> list[BudgetScenario]:
     """The scenarios to run. Raises `ValueError` for a name that fits none."""
     everything = scenarios(options.gateways, options.concurrency)
     for name in options.names:
-        if not survive.chosen([name]) and not any(fnmatch(each.name, name) for each in everything):
-            known = ", ".join([each.name for each in everything] + [each.name for each in survive.SCENARIOS])
+        if fnmatch(upgrade.NAME, name) or survive.chosen([name]):
+            continue
+        if not any(fnmatch(each.name, name) for each in everything):
+            known = ", ".join(
+                [each.name for each in everything]
+                + [each.name for each in survive.SCENARIOS]
+                + [upgrade.NAME]
+            )
             raise ValueError(f"no scenario {name!r}; there are: {known}")
     names = options.names or ("*",)
     return [scenario for scenario in everything if any(fnmatch(scenario.name, name) for name in names)]
@@ -61,6 +69,8 @@ async def run(options: BudgetBenchOptions, progress: Progress) -> dict[str, Any]
     if selected:
         rows += await _budgets(selected, progress)
     rows += await survive.run(survive.chosen(options.names), options.instants, progress)
+    if any(fnmatch(upgrade.NAME, name) for name in options.names):
+        rows.append(await upgrade.run(options.old_tree or ROOT, progress))
     return {
         "scenarios": rows,
         "seconds": round(time.monotonic() - begun_s, 1),

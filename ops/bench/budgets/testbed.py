@@ -18,7 +18,7 @@ import httpx
 
 from engine.process.options import EngineOptions
 from ops.bench.common.load import QUIET, admin_call, known, priced
-from ops.sandbox.server import ROOT, LocalServer, ServerFailed, local_server, until
+from ops.sandbox.server import PROGRAM, ROOT, LocalServer, ServerFailed, local_server, until
 from ops.sandbox.services import Service, start_postgres, start_redis
 from ops.settings.settings import SHIPPED_MODEL
 
@@ -27,7 +27,7 @@ LEASE_S = 3
 """Short, so that dead gateways are detected within a scenario's minute."""
 MAX_SEQUENCES = 64
 KV_BLOCKS = 4096
-READY_S = 40.0
+READY_S = 90.0
 
 
 class ScenarioFailed(Exception):
@@ -40,6 +40,8 @@ class Gateways:
 
     directory: Path
     arguments: Sequence[str] = ()
+    program: Sequence[str] = PROGRAM
+    """Of the servers that start next."""
     servers: list[LocalServer] = field(default_factory=list)
     _gateways: list[contextlib.AsyncExitStack] = field(default_factory=list)
 
@@ -60,7 +62,7 @@ class Gateways:
             data_dir.mkdir(mode=0o700)
             # Keys are hashed with it: gateways that share keys share the pepper.
             shutil.copy(self.directory / "gateway-0" / "pepper", data_dir / "pepper")
-        return local_server(data_dir, arguments=self._arguments())
+        return local_server(data_dir, arguments=self._arguments(), program=self.program)
 
     def _arguments(self) -> list[str]:
         return [*QUIET, *self.arguments]
@@ -194,6 +196,7 @@ async def open_testbed(
     progress: Callable[[str], None],
     engine_options: Mapping[str, Any] = MappingProxyType({}),
     arguments: Sequence[str] = (),
+    program: Sequence[str] = PROGRAM,
 ) -> AsyncIterator[Testbed]:
     """Database, Redis, engine and the first gateway. Raises `NoServer`, `ServerFailed`."""
     with contextlib.ExitStack() as closing:
@@ -205,7 +208,9 @@ async def open_testbed(
         closing.callback(postgres.stop)
         redis = start_redis()
         closing.callback(redis.stop)
-        testbed = Testbed(directory, arguments, postgres=postgres, redis=redis, engine_options=engine_options)
+        testbed = Testbed(
+            directory, arguments, program, postgres=postgres, redis=redis, engine_options=engine_options
+        )
         try:
             progress("starting the engine and the first gateway")
             await testbed.start_engine()

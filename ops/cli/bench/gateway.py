@@ -32,6 +32,12 @@ from ops.cli.bench.options import (
 @listed("--gateways", metavar="N,…", default="1,2,4", parse=counts_given, help="For bursts.")
 @listed("--concurrency", metavar="N,…", default="50,500", parse=counts_given, help="For bursts.")
 @whole("--instants", least=1, most=10_000, default=200, help="For survive-*.")
+@click.option(
+    "--old-tree",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path, resolve_path=True),
+    help="For upgrade: a checkout of the release before.  [default: this one]",
+)
 @JSON_FILE_OPTION
 def contract(json_file: Path | None, **given: Any) -> None:
     """Budgets through bursts, crashes, cancellations and retries, audited from outside.
@@ -42,15 +48,18 @@ def contract(json_file: Path | None, **given: Any) -> None:
     of it goes away again. Scenarios: rate, burst-CLIENTSxGATEWAYS-{max,open}-{stream,plain}, disconnects,
     retries, kill-{gateway,engine,redis,postgres,both}, suspension-under-load; only where they are named (an
     hour) survive-{kill,drain,replacement,two-kills,gateway,two-gateways}: streams of every kind over two
-    engines, which are killed or drained at random instants, beside the undisturbed ones. Ends with 1 where a
-    required figure is not met.
+    engines, which are killed or drained at random instants, beside the undisturbed ones; and upgrade: two
+    gateways are replaced by those of a newer release, this code with one more migration, while clients ask.
+    Ends with 1 where a required figure is not met.
     --json answers:
       {"scenarios": [{"scenario": "burst-50x2-open-stream", "gateways": 2, "overshoot_tokens": 0,
        "drift_tokens": 0, "double_charges": 0, "leaked_holds": 0, "cancel_error_tokens": 0,
        "admitted_of_admissible": 0.99, "charged_tokens": 1460, "broken": [], "ok": true, …},
        {"scenario": "survive-kill", "instants": 200, "streams": 2200, "moves": 610, "broken_streams": 0,
        "other_streams": 0, "double_charges": 0, "overshoot_tokens": 0, "drift_tokens": 0, "leaked_holds": 0,
-       "pause_p50_s": 0.1, "pause_max_s": 0.6, "broken": [], "ok": true, …}, …],
+       "pause_p50_s": 0.1, "pause_max_s": 0.6, "broken": [], "ok": true, …},
+       {"scenario": "upgrade", "requests": 2400, "streams": 1300, "failed": 0, "server_errors": 0,
+       "broken_streams": 0, "drift_tokens": 0, "leaked_holds": 0, "broken": [], "ok": true, …}, …],
        "seconds": 412.0, "ok": true}
     """
     from rich.console import Console
@@ -61,6 +70,8 @@ def contract(json_file: Path | None, **given: Any) -> None:
     from ops.sandbox.services import NoServer
 
     options = BudgetBenchOptions(**given)
+    if options.old_tree is not None and not (options.old_tree / "ops" / "cli" / "main.py").is_file():
+        raise click.BadParameter(f"{options.old_tree} is no checkout of Fairgate", param_hint="--old-tree")
     with Console(stderr=True).status("starting") as status:
         try:
             report = asyncio.run(

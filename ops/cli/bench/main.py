@@ -40,6 +40,7 @@ def bench() -> None:
       fairgate bench control --trace dist_shift --trace day.csv.gz
       fairgate bench contract --scenario 'kill-*'
       fairgate bench contract --scenario 'survive-*' --instants 20
+      fairgate bench contract --scenario upgrade --old-tree ../before
       fairgate bench gateway --peers nginx,litellm,portkey
       fairgate bench versus --stacks litellm,plugin
       fairgate bench versus --parts shares,limits

@@ -341,3 +341,27 @@ async def test_a_request_that_meets_a_drain_is_answered_and_is_the_last_of_its_c
     assert transport.written.startswith(b"HTTP/1.1 200 ")
     assert b"\r\nconnection: close\r\n" in transport.written
     assert transport.is_closing()
+
+
+async def test_an_answer_that_began_before_a_drain_may_be_followed_by_one_request() -> None:
+    """Its head did not say that it is the last: a client sends the next one at its end."""
+    go = asyncio.Event()
+
+    async def begun(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await go.wait()
+        await send({"type": "http.response.body", "body": b"ok", "more_body": False})
+
+    house, connection, transport = connected(application=begun)
+    connection.data_received(GET)
+    await house.settle()
+    connection.shutdown()
+    go.set()
+    await house.settle()
+    assert transport.written.endswith(b"ok")
+    assert b"\r\nconnection: close\r\n" not in transport.written
+    assert not transport.is_closing()
+    connection.data_received(GET)
+    await house.settle()
+    assert transport.written.endswith(b"\r\nconnection: close\r\n\r\nok")
+    assert transport.is_closing()
