@@ -18,7 +18,10 @@ def _version() -> str:
 
 
 SECTIONS = {
-    "Run": ("run.serve", "run.demo", "run.doctor", "run.engine", "run.db", "run.backup", "run.place"),
+    "Run": (
+        *("run.serve", "run.demo", "run.doctor", "run.engine", "run.db", "run.backup", "run.restore"),
+        "run.place",
+    ),
     "Administer": (
         *("admin.tenant", "project", "admin.key", "admin.limit", "admin.slo", "admin.brake"),
         *("admin.model", "alias", "admin.upstream", "admin.person", "admin.webhook", "inspect.audit"),

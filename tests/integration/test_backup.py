@@ -73,7 +73,7 @@ def test_what_was_restored_is_the_instant_of_the_backup_and_either_key_checks_th
     copy, new_home = place / "copy", place / "new"
     (home / "engine-server.engine-1.keys").write_text("k\n")
     run(home, "tenant", "create", "acme")
-    made = told(home, "backup", "create", str(copy), "--age", recipient)
+    made = told(home, "backup", str(copy), "--age", recipient)
     run(home, "tenant", "create", "later")
     witness = place / "kept.txt"
     witness.write_text(told(home, "audit", "checkpoint")["note"])
@@ -81,7 +81,7 @@ def test_what_was_restored_is_the_instant_of_the_backup_and_either_key_checks_th
 
     done = told(
         new_home,
-        *("backup", "restore", str(copy), "--identity", str(identity), "--checkpoint", str(witness)),
+        *("restore", str(copy), "--identity", str(identity), "--checkpoint", str(witness)),
     )
 
     assert [each["name"] for each in told(new_home, "tenant", "list")] == ["acme"]
@@ -111,20 +111,20 @@ def test_secrets_that_are_kept_elsewhere_are_given_by_hand(
 ) -> None:
     place = tmp_path_factory.mktemp("elsewhere")
     copy = place / "copy"
-    assert run(home, "backup", "create", str(copy)).exit_code == 2
-    told(home, "backup", "create", str(copy), "--no-secrets")
+    assert run(home, "backup", str(copy)).exit_code == 2
+    told(home, "backup", str(copy), "--no-secrets")
     assert sorted(file.name for file in copy.iterdir()) == ["fairgate.db", "manifest.json"]
-    refused = run(place / "new", "backup", "restore", str(copy))
+    refused = run(place / "new", "restore", str(copy))
     assert "give --secrets" in refused.output
     other = place / "other"
     other.mkdir()
     private_file(other / "audit-key", SigningKey(key.name, bytes(32)).to_secret_text())
-    refused = run(place / "new", "backup", "restore", str(copy), "--secrets", str(other))
+    refused = run(place / "new", "restore", str(copy), "--secrets", str(other))
     assert "the secrets lack the audit-key" in refused.output
     assert not (place / "new").exists()
-    told(place / "new", "backup", "restore", str(copy), "--secrets", str(home))
+    told(place / "new", "restore", str(copy), "--secrets", str(home))
     assert (place / "new" / "pepper").exists()
-    refused = run(place / "new", "backup", "restore", str(copy), "--secrets", str(home))
+    refused = run(place / "new", "restore", str(copy), "--secrets", str(home))
     assert "is not empty" in refused.output
 
 
@@ -134,7 +134,7 @@ def test_a_backup_that_was_changed_is_refused_with_what_is_wrong(
     copy = tmp_path_factory.mktemp("elsewhere") / "copy"
     run(home, "tenant", "create", "acme")
     told(home, "audit", "checkpoint")
-    made = told(home, "backup", "create", str(copy), "--no-secrets")
+    made = told(home, "backup", str(copy), "--no-secrets")
     before = (copy / "fairgate.db").read_bytes()
     assert told(home, "backup", "verify", str(copy), "--public-key", str(key.public)) == made
     assert (copy / "fairgate.db").read_bytes() == before
