@@ -11,11 +11,17 @@ from typing import Any, TypeVar
 import click
 
 from ops.cli.administer import actor
-from ops.cli.base import Failure, Group, answer, settings_now
+from ops.cli.base import Failure, Group, answer, config_file, settings_now
 from ops.cli.inspect.audit_log import PUBLIC_KEY, parsed_keys
 
 T = TypeVar("T")
 DIRECTORY = click.Path(file_okay=False, path_type=Path)
+PG_DUMP = click.option(
+    "--pg-dump",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="PostgreSQL's client, with pg_restore beside it.  [default: one of the server's version or newer]",
+)
 
 
 class OrCreate(Group):
@@ -42,11 +48,13 @@ def backup() -> None:
 @backup.command()
 @click.argument("directory", type=DIRECTORY)
 @click.option("--age", "recipient", metavar="RECIPIENT", help="Public age key that secrets are encrypted to.")
-@click.option("--no-secrets", is_flag=True, help="Leave pepper and keys out: they are kept elsewhere.")
-def create(directory: Path, recipient: str | None, no_secrets: bool) -> None:
-    """Copies the SQLite database as it is at one instant into DIRECTORY, with keys and a manifest.
+@click.option("--no-secrets", is_flag=True, help="Leave pepper, keys and settings out: kept elsewhere.")
+@PG_DUMP
+def create(directory: Path, recipient: str | None, no_secrets: bool, pg_dump: Path | None) -> None:
+    """Copies the database as it is at one instant into DIRECTORY, with keys, settings and a manifest.
 
-    What Redis has is not in it: it is computed from the ledger. The audit notes who took a copy.
+    What Redis has is not in it: it is computed from the ledger. The audit notes who took a copy. One that
+    cannot be finished is removed.
 
     \b
     --json answers:
@@ -58,8 +66,11 @@ def create(directory: Path, recipient: str | None, no_secrets: bool) -> None:
         raise click.UsageError("give --age, to encrypt pepper and keys, or --no-secrets, to leave them out")
     from ops.recovery import backup as backups
 
-    who = actor()
-    made = run(backups.create(settings_now(), directory, recipient, who.name, who.origin))
+    who, kept = actor(), config_file()
+    work = backups.create(
+        settings_now(), directory, recipient, who.name, who.origin, config=kept, pg_dump=pg_dump
+    )
+    made = run(work)
     answer(
         asdict(made),
         f"{directory}: {made.audit_size:,} rows of the audit, ledger up to {made.last_ledger_id}",
@@ -69,21 +80,31 @@ def create(directory: Path, recipient: str | None, no_secrets: bool) -> None:
 @backup.command()
 @click.argument("directory", type=DIRECTORY)
 @PUBLIC_KEY
-def verify(directory: Path, public_keys: tuple[str, ...]) -> None:
+@click.option("--scratch-url", metavar="URL", help="Empty PostgreSQL database for the rows of a dump.")
+@PG_DUMP
+def verify(
+    directory: Path, public_keys: tuple[str, ...], scratch_url: str | None, pg_dump: Path | None
+) -> None:
     """Checks a backup without a server: the hash of each file, the ledger's rows, and the audit.
 
-    Changes nothing. Without --public-key the audit is checked with the key that the backup names.
+    Changes nothing. Without --public-key the audit is checked with the key that the backup names. A dump of
+    PostgreSQL is put into --scratch-url, and stays there: drop that database then. Without it only files
+    are checked, and `not_checked` names the rest.
 
     \b
-    --json answers what `fairgate backup --json` does.
+    --json answers what `fairgate backup --json` does, and `not_checked`: ["ledger", "usage", "audit"] or [].
     """
     from ops.recovery import backup as backups
 
-    async def check() -> dict[str, Any]:
-        return asdict(backups.verify(directory, parsed_keys(public_keys)))
-
-    found = run(check())
-    answer(found, f"{directory} is whole: taken {found['at']}, {found['audit_size']:,} rows of the audit")
+    made = run(backups.verify(directory, parsed_keys(public_keys), scratch_url, pg_dump))
+    missed = ["ledger", "usage", "audit"] if made.is_dump and scratch_url is None else []
+    text = f"{directory} is whole: taken {made.at}, {made.audit_size:,} rows of the audit"
+    if missed:
+        text = (
+            f"{directory}: the files are whole, taken {made.at}; not checked: {', '.join(missed)}"
+            " (give --scratch-url, an empty PostgreSQL database)"
+        )
+    answer(asdict(made) | {"not_checked": missed}, text)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -10,7 +10,7 @@ import click
 from ops.cli.administer import actor
 from ops.cli.base import Command, answer, settings_now
 from ops.cli.inspect.audit_log import FILE, text_of
-from ops.cli.run.backup import DIRECTORY, run
+from ops.cli.run.backup import DIRECTORY, PG_DUMP, run
 
 
 @click.command(cls=Command)
@@ -18,10 +18,18 @@ from ops.cli.run.backup import DIRECTORY, run
 @click.option("--identity", type=FILE, help="File of the age key, as `age-keygen` writes it.")
 @click.option("--secrets", type=DIRECTORY, help="Directory with pepper and audit-key, kept elsewhere.")
 @click.option("--checkpoint", type=FILE, help="Newest checkpoint that a witness keeps: says what was lost.")
-def restore(directory: Path, identity: Path | None, secrets: Path | None, checkpoint: Path | None) -> None:
+@PG_DUMP
+def restore(
+    directory: Path,
+    identity: Path | None,
+    secrets: Path | None,
+    checkpoint: Path | None,
+    pg_dump: Path | None,
+) -> None:
     """Checks a backup and puts it into an empty place.
 
-    --data-dir must be empty or not exist. The audit goes on under a new name and key; its next row says so, and both keys sign it. Give the new
+    --data-dir must be empty or not exist, and for PostgreSQL the database of --database-url without tables.
+    The audit goes on under a new name and key; its next row says so, and both keys sign it. Give the new
     public key to auditors. Counters are computed from the ledger at the first start: give an empty Redis.
 
     \b
@@ -35,14 +43,15 @@ def restore(directory: Path, identity: Path | None, secrets: Path | None, checkp
     from ops.recovery import secret_files
 
     settings, who = settings_now(), actor()
-    if settings.database_url:
-        raise click.UsageError("a backup of SQLite is restored into --data-dir: leave out the database's URL")
+    url = settings.resolved_database_url if settings.database_url else ""
 
     async def put() -> dict[str, Any]:
         given = None if secrets is None else secret_files.collect(secrets)
         kept = None if checkpoint is None else text_of(checkpoint)
         place = settings.data_dir
-        return await restores.restore(directory, place, given, identity, kept, who.name, who.origin)
+        return await restores.restore(
+            directory, place, given, identity, kept, who.name, who.origin, url, pg_dump
+        )
 
     done = run(put())
     lost = done["lost_rows"]
