@@ -18,6 +18,7 @@ from ops.serving.audit_key import AUDIT_KEY_FILE, of_new_log
 from tenants.audit import checkpoints
 from tenants.audit.key_history import RESTORE
 from tenants.audit.note import SigningKey, open_checkpoint
+from tenants.directory.gateways import end_all
 from tenants.errors import Invalid
 from tenants.ledger.verify import verify_ledger
 from tenants.storage.database import open_database
@@ -64,6 +65,7 @@ async def restore(
     database = open_database(url or f"sqlite:///{data_dir / DATABASE_FILE}")
     try:
         await database.write(lambda connection: checkpoints.hand_over(connection, old, new, row))
+        await database.write(end_all)
         report = await verify_ledger(database, None)
     finally:
         await database.close()
