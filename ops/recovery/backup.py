@@ -86,7 +86,7 @@ def _copy(source: Path, directory: Path) -> dict[str, Any]:
         return figures(stored)
 
 
-async def verify(
+def verify(
     directory: Path, keys: list[PublicKey], scratch_url: str | None = None, pg_dump: Path | None = None
 ) -> Manifest:
     """Checks the hashes, every row of the ledger, the sums of usage, and the audit by `keys`, else by the
@@ -97,18 +97,18 @@ async def verify(
     if manifest.is_dump and scratch_url is None:
         postgres.list_dump(directory / DUMP_DIRECTORY, pg_dump)
     else:
-        await check(directory, manifest, keys, scratch_url, pg_dump)
+        check(directory, manifest, keys, scratch_url, pg_dump)
     return manifest
 
 
-async def check(
+def check(
     directory: Path, manifest: Manifest, keys: list[PublicKey], url: str | None, pg_dump: Path | None
 ) -> None:
     """As `verify`, where the files are those of the manifest; a dump is in the database `url` then."""
     if not keys and manifest.public_key is not None:
         keys = [PublicKey.parse(manifest.public_key)]
     if manifest.is_dump and url is not None:
-        await postgres.put(directory / DUMP_DIRECTORY, url, pg_dump)
+        postgres.put(directory / DUMP_DIRECTORY, url, pg_dump)
         with postgres.connected(url) as connection:
             _check_rows(connection, manifest, keys)
         return

@@ -7,18 +7,18 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, inspect
+from sqlalchemy import Connection, inspect, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from ops.recovery.manifest import BackupRefused
-from tenants.directory.gateways import GatewayRegistry
-from tenants.errors import DatabaseUnavailable
-from tenants.storage.database import create_sql_engine, open_database, parse_url, translate
+from tenants.storage.database import create_sql_engine, parse_url, translate
+from tenants.storage.tables import gateways
 
 DEBIAN = Path("/usr/lib/postgresql")
 LIVE_S = 60.0
@@ -29,9 +29,9 @@ MOST_ERROR_CHARS = 400
 def dump(url: str, directory: Path, named: Path | None, figures: Callable[[Connection], Any]) -> Any:
     """Dumps into a new directory; returns the figures of the same snapshot. Raises `BackupRefused`,
     `DatabaseUnavailable`."""
-    client = _client_of("pg_dump", url, named)
     with connected(url) as connection:
         connection.execution_options(isolation_level="REPEATABLE READ")
+        client = _client_of("pg_dump", connection, named)
         # It waits idle for as long as the dump takes, which must not end it: the snapshot is its own.
         connection.exec_driver_sql("SET idle_in_transaction_session_timeout = 0")
         snapshot = connection.exec_driver_sql("SELECT pg_export_snapshot()").scalar_one()
@@ -45,41 +45,33 @@ def list_dump(directory: Path, named: Path | None) -> None:
     _run([str(_find("pg_restore", 0, named)), "--list", str(directory)], None)
 
 
-async def put(directory: Path, url: str, named: Path | None) -> None:
+def put(directory: Path, url: str, named: Path | None) -> None:
     """Puts a dump into an empty database, all of it or nothing. Raises `BackupRefused`,
     `DatabaseUnavailable`."""
     if parse_url(url).get_backend_name() != "postgresql":
         raise BackupRefused("a dump of PostgreSQL goes into PostgreSQL: name an empty database there")
-    await _require_empty(url)
-    client = _client_of("pg_restore", url, named)
-    _run([str(client), "--no-owner", "--no-privileges", "--single-transaction", str(directory)], url)
-
-
-async def _require_empty(url: str) -> None:
-    database = open_database(url)
-    try:
-        tables = await database.read(lambda connection: inspect(connection).get_table_names())
-        seen = []
-        if "gateways" in tables:
-            try:
-                seen = await GatewayRegistry(database).seen()
-            except DatabaseUnavailable:  # of another program, or of an older schema
-                seen = []
-    finally:
-        await database.close()
-    if live := [f"{each.gateway_id} {each.address}".strip() for each in seen if each.silent_s <= LIVE_S]:
+    with connected(url) as connection:
+        tables, client = inspect(connection).get_table_names(), _client_of("pg_restore", connection, named)
+        is_live = gateways.c.heartbeat_us > (time.time() - LIVE_S) * 1e6
+        query = select(gateways.c.id, gateways.c.address).where(is_live)
+        live = (
+            [f"{each.id} {each.address}".strip() for each in connection.execute(query)]
+            if "gateways" in tables
+            else []
+        )
+    if live:
         raise BackupRefused(
-            f"it serves the gateways {', '.join(live)}: name an empty one; a restore never goes"
+            f"the database serves the gateways {', '.join(live)}: name an empty one; a restore never goes"
             " over a live server"
         )
     if tables:
         raise BackupRefused(f"the database has {len(tables)} tables: name an empty one (createdb makes it)")
+    _run([str(client), "--no-owner", "--no-privileges", "--single-transaction", str(directory)], url)
 
 
-def _client_of(name: str, url: str, named: Path | None) -> Path:
-    """The client for this server. Raises `BackupRefused`, `DatabaseUnavailable`."""
-    with connected(url) as connection:
-        number = int(connection.exec_driver_sql("SHOW server_version_num").scalar_one())
+def _client_of(name: str, connection: Connection, named: Path | None) -> Path:
+    """The client for this server. Raises `BackupRefused`."""
+    number = int(connection.exec_driver_sql("SHOW server_version_num").scalar_one())
     return _find(name, number // 10_000, named)
 
 

@@ -54,7 +54,7 @@ async def restore(
     lost = _lost(manifest, old, witnessed)
     new = of_new_log()
     found[AUDIT_KEY_FILE] = new.to_secret_text()
-    await backup.check(directory, manifest, [], url or None, pg_dump)
+    backup.check(directory, manifest, [], url or None, pg_dump)
     datadir.ensure(data_dir)
     secret_files.write(found, data_dir)
     if not manifest.is_dump:

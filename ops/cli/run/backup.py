@@ -95,8 +95,12 @@ def verify(
     --json answers what `fairgate backup --json` does, and `not_checked`: ["ledger", "usage", "audit"] or [].
     """
     from ops.recovery import backup as backups
+    from ops.recovery.manifest import Manifest
 
-    made = run(backups.verify(directory, parsed_keys(public_keys), scratch_url, pg_dump))
+    async def look() -> Manifest:
+        return backups.verify(directory, parsed_keys(public_keys), scratch_url, pg_dump)
+
+    made = run(look())
     missed = ["ledger", "usage", "audit"] if made.is_dump and scratch_url is None else []
     text = f"{directory} is whole: taken {made.at}, {made.audit_size:,} rows of the audit"
     if missed:

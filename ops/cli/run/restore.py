@@ -57,4 +57,6 @@ def restore(
     lost = done["lost_rows"]
     text = f"restored as of {done['backup_at']}; the audit goes on from row {done['size']:,}, signed by"
     said = f"lost: its rows {lost['first']:,} to {lost['last']:,}" if lost else ""
-    answer(done, "\n".join(filter(None, (text, done["public_key"], said))))
+    found = settings.data_dir / secret_files.SETTINGS_FILE
+    kept = f"its settings: {found} (--config)" if found.exists() else ""
+    answer(done, "\n".join(filter(None, (text, done["public_key"], said, kept))))
