@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from ops.settings.settings import BadSetting, Settings, load
+from ops.settings.settings import CONFIG_VARIABLE, BadSetting, Settings, load
 
 if TYPE_CHECKING:
     from ops.pages.charts import Chart
@@ -216,13 +216,20 @@ def served_resources(root: click.Command | None = None) -> tuple[Resource[Any], 
     return root.resources if isinstance(root, Group) and root.resources is not None else RESOURCES
 
 
+def config_file() -> Path | None:
+    """The TOML file of flag or environment."""
+    given = click.get_current_context().meta.get(FLAGS_KEY, {}).get("config")
+    given = given or os.environ.get(CONFIG_VARIABLE)
+    return Path(str(given)) if given else None
+
+
 def settings_now(extra: Mapping[str, object] | None = None) -> Settings:
     """Settings from the flags seen so far, the environment and the file; usage error when one is bad."""
     flags = dict(click.get_current_context().meta.get(FLAGS_KEY, {}))
     flags |= {name: value for name, value in (extra or {}).items() if value is not None}
-    config = flags.pop("config", None)
+    flags.pop("config", None)
     try:
-        return load(flags, os.environ, Path(str(config)) if config is not None else None)
+        return load(flags, os.environ, config_file())
     except BadSetting as error:
         raise click.UsageError(str(error)) from None
 

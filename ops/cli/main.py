@@ -10,7 +10,10 @@ from ops.cli.base import Group, served_resources
 from tenants.release import this_release
 
 SECTIONS = {
-    "Run": ("run.serve", "run.demo", "run.doctor", "run.engine", "run.db", "run.backup", "run.place"),
+    "Run": (
+        *("run.serve", "run.demo", "run.doctor", "run.engine", "run.db", "run.backup", "run.restore"),
+        "run.place",
+    ),
     "Administer": (
         *("admin.tenant", "project", "admin.key", "admin.limit", "admin.slo", "admin.brake"),
         *("admin.model", "alias", "admin.upstream", "admin.person", "admin.webhook", "inspect.audit"),

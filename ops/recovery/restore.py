@@ -1,4 +1,4 @@
-"""A restore into an empty data directory: its audit goes on under another name, by a new key.
+"""A restore into an empty place: its audit goes on under another name, by a new key.
 
 A restored log may be shorter than what witnesses have seen: under the old name it would be
 a second history."""
@@ -18,6 +18,7 @@ from ops.serving.audit_key import AUDIT_KEY_FILE, of_new_log
 from tenants.audit import checkpoints
 from tenants.audit.key_history import RESTORE
 from tenants.audit.note import SigningKey, open_checkpoint
+from tenants.directory.gateways import end_all
 from tenants.errors import Invalid
 from tenants.ledger.verify import verify_ledger
 from tenants.storage.database import open_database
@@ -31,26 +32,40 @@ async def restore(
     witnessed: str | None,
     actor: str,
     origin: str,
+    url: str = "",
+    pg_dump: Path | None = None,
 ) -> dict[str, Any]:
     """`given`: secrets by file name, where the backup has none; `identity`: file of the age key that opens
-    those of the backup; `witnessed`: the newest checkpoint that was kept elsewhere. Returns the new public
-    key and what was lost. Raises `BackupRefused`, `DataDirRefused`, `TenancyError`."""
-    manifest = backup.verify(directory, [])
+    those of the backup; `witnessed`: the newest checkpoint that was kept elsewhere; `url`: an empty database
+    for a dump of PostgreSQL. Returns the new public key and what was lost. Raises `BackupRefused`,
+    `DataDirRefused`, `TenancyError`."""
+    manifest = manifests.read(directory)
+    if manifest.is_dump != bool(url):
+        raise BackupRefused(
+            "the backup is of PostgreSQL: give --database-url, an empty database there"
+            if manifest.is_dump
+            else "the backup is of SQLite, which goes into --data-dir: leave out the database's URL"
+        )
+    if (server := datadir.running_server(data_dir)) is not None:
+        raise BackupRefused(f"a server runs on {data_dir} ({server.url}): name an empty --data-dir")
     manifests.require_empty(data_dir)
     found = _secrets(directory, manifest, given, identity)
     old = _signing_key(found, manifest)
     lost = _lost(manifest, old, witnessed)
     new = of_new_log()
     found[AUDIT_KEY_FILE] = new.to_secret_text()
+    backup.check(directory, manifest, [], url or None, pg_dump)
     datadir.ensure(data_dir)
     secret_files.write(found, data_dir)
-    shutil.copyfile(directory / DATABASE_FILE, data_dir / DATABASE_FILE)
+    if not manifest.is_dump:
+        shutil.copyfile(directory / DATABASE_FILE, data_dir / DATABASE_FILE)
     said = {"backup_at": manifest.at, "size": manifest.audit_size, "root": manifest.audit_root}
     said |= {"last_ledger_id": manifest.last_ledger_id, "lost_rows": lost}
     row = checkpoints.row_of_change(old, new, RESTORE, actor, origin, round(time.time() * 1e6), **said)
-    database = open_database(f"sqlite:///{data_dir / DATABASE_FILE}")
+    database = open_database(url or f"sqlite:///{data_dir / DATABASE_FILE}")
     try:
         await database.write(lambda connection: checkpoints.hand_over(connection, old, new, row))
+        await database.write(end_all)
         report = await verify_ledger(database, None)
     finally:
         await database.close()

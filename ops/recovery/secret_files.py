@@ -10,14 +10,18 @@ from ops.recovery.manifest import BackupRefused
 from ops.serving.audit_key import AUDIT_KEY_FILE
 from ops.serving.datadir import PEPPER_FILE, private_file
 
-PATTERNS = (PEPPER_FILE, AUDIT_KEY_FILE, "engine-server*.keys", "engine-gateway*.keys")
+SETTINGS_FILE = "settings.toml"
+"""The file of `--config`: its URLs may have passwords."""
+PATTERNS = (PEPPER_FILE, AUDIT_KEY_FILE, "engine-server*.keys", "engine-gateway*.keys", SETTINGS_FILE)
 
 
-def collect(directory: Path) -> dict[str, str]:
-    """Text by file name of all that a data directory has of them. Raises `BackupRefused`."""
-    found = sorted(path for pattern in PATTERNS for path in directory.glob(pattern))
+def collect(directory: Path, config: Path | None = None) -> dict[str, str]:
+    """Text by file name of all that a data directory has of them, and of the file `config`. Raises
+    `BackupRefused`."""
+    found = {path.name: path for pattern in PATTERNS for path in sorted(directory.glob(pattern))}
+    found |= {} if config is None else {SETTINGS_FILE: config}
     try:
-        return {path.name: path.read_text(encoding="utf-8") for path in found}
+        return {name: path.read_text(encoding="utf-8") for name, path in found.items()}
     except (OSError, UnicodeDecodeError) as error:
         raise BackupRefused(f"a secret of {directory} cannot be read: {error}") from None
 

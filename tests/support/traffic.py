@@ -22,6 +22,7 @@ class Sender:
     tier: str | None = None
     prompt: str = "again"
     timeout_s: float = 120.0
+    stream: bool = False
 
 
 @contextmanager
@@ -31,6 +32,7 @@ def traffic(server: Server, senders: Sequence[Sender]) -> Iterator[None]:
 
     def send(sender: Sender) -> None:
         body = {"model": MODEL, "prompt": sender.prompt, "max_tokens": sender.max_tokens, "ignore_eos": True}
+        body["stream"] = sender.stream
         if sender.tier:
             body["service_tier"] = sender.tier
         with server.http(sender.key, timeout_s=sender.timeout_s) as client:

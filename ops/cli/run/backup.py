@@ -1,4 +1,4 @@
-"""`fairgate backup`: a copy of database and secrets, its check, and a restore from it."""
+"""`fairgate backup`: a copy of database and secrets, and its check."""
 
 from __future__ import annotations
 
@@ -11,32 +11,50 @@ from typing import Any, TypeVar
 import click
 
 from ops.cli.administer import actor
-from ops.cli.base import Failure, answer, group, settings_now
-from ops.cli.inspect.audit_log import FILE, PUBLIC_KEY, parsed_keys, text_of
+from ops.cli.base import Failure, Group, answer, config_file, settings_now
+from ops.cli.inspect.audit_log import PUBLIC_KEY, parsed_keys
 
 T = TypeVar("T")
 DIRECTORY = click.Path(file_okay=False, path_type=Path)
+PG_DUMP = click.option(
+    "--pg-dump",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="PostgreSQL's client, with pg_restore beside it.  [default: one of the server's version or newer]",
+)
 
 
-@group()
+class OrCreate(Group):
+    """Takes a copy where no word is one of its commands: `fairgate backup DIRECTORY`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        asks_for_help = args[:1] in ([], *([name] for name in ctx.help_option_names))
+        return super().parse_args(
+            ctx, args if asks_for_help or {*args} & {*self.commands} else ["create", *args]
+        )
+
+
+@click.group(cls=OrCreate, subcommand_metavar="[create] DIRECTORY | verify DIRECTORY")
 def backup() -> None:
-    """Copies of the database: take, check, restore. A running server is not stopped.
+    """Copies of the database: take, check. A running server is not stopped; `fairgate restore` puts one back.
 
     \b
-      fairgate backup create /backups/monday --age age1…
+      fairgate backup /backups/monday --age age1…
       fairgate backup verify /backups/monday
-      fairgate backup restore /backups/monday --data-dir NEW --identity key.txt
+      fairgate restore /backups/monday --data-dir NEW --identity key.txt
     """
 
 
 @backup.command()
 @click.argument("directory", type=DIRECTORY)
 @click.option("--age", "recipient", metavar="RECIPIENT", help="Public age key that secrets are encrypted to.")
-@click.option("--no-secrets", is_flag=True, help="Leave pepper and keys out: they are kept elsewhere.")
-def create(directory: Path, recipient: str | None, no_secrets: bool) -> None:
-    """Copies the SQLite database as it is at one instant into DIRECTORY, with keys and a manifest.
+@click.option("--no-secrets", is_flag=True, help="Leave pepper, keys and settings out: kept elsewhere.")
+@PG_DUMP
+def create(directory: Path, recipient: str | None, no_secrets: bool, pg_dump: Path | None) -> None:
+    """Copies the database as it is at one instant into DIRECTORY, with keys, settings and a manifest.
 
-    What Redis has is not in it: it is computed from the ledger. The audit notes who took a copy.
+    What Redis has is not in it: it is computed from the ledger. The audit notes who took a copy. One that
+    cannot be finished is removed.
 
     \b
     --json answers:
@@ -48,8 +66,11 @@ def create(directory: Path, recipient: str | None, no_secrets: bool) -> None:
         raise click.UsageError("give --age, to encrypt pepper and keys, or --no-secrets, to leave them out")
     from ops.recovery import backup as backups
 
-    who = actor()
-    made = _run(backups.create(settings_now(), directory, recipient, who.name, who.origin))
+    who, kept = actor(), config_file()
+    work = backups.create(
+        settings_now(), directory, recipient, who.name, who.origin, config=kept, pg_dump=pg_dump
+    )
+    made = run(work)
     answer(
         asdict(made),
         f"{directory}: {made.audit_size:,} rows of the audit, ledger up to {made.last_ledger_id}",
@@ -59,62 +80,38 @@ def create(directory: Path, recipient: str | None, no_secrets: bool) -> None:
 @backup.command()
 @click.argument("directory", type=DIRECTORY)
 @PUBLIC_KEY
-def verify(directory: Path, public_keys: tuple[str, ...]) -> None:
+@click.option("--scratch-url", metavar="URL", help="Empty PostgreSQL database for the rows of a dump.")
+@PG_DUMP
+def verify(
+    directory: Path, public_keys: tuple[str, ...], scratch_url: str | None, pg_dump: Path | None
+) -> None:
     """Checks a backup without a server: the hash of each file, the ledger's rows, and the audit.
 
-    Changes nothing. Without --public-key the audit is checked with the key that the backup names.
+    Changes nothing. Without --public-key the audit is checked with the key that the backup names. A dump of
+    PostgreSQL is put into --scratch-url, and stays there: drop that database then. Without it only files
+    are checked, and `not_checked` names the rest.
 
     \b
-    --json answers what `fairgate backup create --json` does.
+    --json answers what `fairgate backup --json` does, and `not_checked`: ["ledger", "usage", "audit"] or [].
     """
     from ops.recovery import backup as backups
+    from ops.recovery.manifest import Manifest
 
-    async def check() -> dict[str, Any]:
-        return asdict(backups.verify(directory, parsed_keys(public_keys)))
+    async def look() -> Manifest:
+        return backups.verify(directory, parsed_keys(public_keys), scratch_url, pg_dump)
 
-    found = _run(check())
-    answer(found, f"{directory} is whole: taken {found['at']}, {found['audit_size']:,} rows of the audit")
-
-
-@backup.command()
-@click.argument("directory", type=DIRECTORY)
-@click.option("--identity", type=FILE, help="File of the age key, as `age-keygen` writes it.")
-@click.option("--secrets", type=DIRECTORY, help="Directory with pepper and audit-key, kept elsewhere.")
-@click.option("--checkpoint", type=FILE, help="Newest checkpoint that a witness keeps: says what was lost.")
-def restore(directory: Path, identity: Path | None, secrets: Path | None, checkpoint: Path | None) -> None:
-    """Checks a backup and puts it into --data-dir, which must be empty or not exist.
-
-    The audit goes on under a new name and key; its next row says so, and both keys sign it. Give the new
-    public key to auditors. Counters are computed from the ledger at the first start: give an empty Redis.
-
-    \b
-    --json answers:
-      {"public_key": "fairgate-audit/…+…+…", "before": "fairgate-audit/…+…+…", "backup_at": "…",
-       "size": 1812, "root": "…", "last_ledger_id": 96000, "lost_rows": {"first": 1812, "last": 1830}}
-    """
-    if secrets is not None and identity is not None:
-        raise click.UsageError("give --identity, or --secrets, not both")
-    from ops.recovery import restore as restores
-    from ops.recovery import secret_files
-
-    settings, who = settings_now(), actor()
-    if settings.database_url:
-        raise click.UsageError("a backup of SQLite is restored into --data-dir: leave out the database's URL")
-
-    async def put() -> dict[str, Any]:
-        given = None if secrets is None else secret_files.collect(secrets)
-        kept = None if checkpoint is None else text_of(checkpoint)
-        place = settings.data_dir
-        return await restores.restore(directory, place, given, identity, kept, who.name, who.origin)
-
-    done = _run(put())
-    lost = done["lost_rows"]
-    text = f"restored as of {done['backup_at']}; the audit goes on from row {done['size']:,}, signed by"
-    said = f"lost: its rows {lost['first']:,} to {lost['last']:,}" if lost else ""
-    answer(done, "\n".join(filter(None, (text, done["public_key"], said))))
+    made = run(look())
+    missed = ["ledger", "usage", "audit"] if made.is_dump and scratch_url is None else []
+    text = f"{directory} is whole: taken {made.at}, {made.audit_size:,} rows of the audit"
+    if missed:
+        text = (
+            f"{directory}: the files are whole, taken {made.at}; not checked: {', '.join(missed)}"
+            " (give --scratch-url, an empty PostgreSQL database)"
+        )
+    answer(asdict(made) | {"not_checked": missed}, text)
 
 
-def _run(work: Coroutine[Any, Any, T]) -> T:
+def run(work: Coroutine[Any, Any, T]) -> T:
     from ops.recovery.manifest import BackupRefused
     from ops.serving.datadir import DataDirRefused
     from tenants.errors import TenancyError

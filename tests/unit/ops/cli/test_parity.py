@@ -117,7 +117,7 @@ OF_THIS_MACHINE = {
     "audit verify": "who doubts the server does not ask it",
     "backup create": "copies files of the data directory",
     "backup verify": "a copy is checked without a server",
-    "backup restore": "before a server may run",
+    "restore": "before a server may run",
     "completion": "a script for the shell",
     "doctor": "looks at what a server that does not start needs",
     "plugin build": "builds a package",
