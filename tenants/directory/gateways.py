@@ -195,6 +195,13 @@ class GatewayRegistry:
         return queries.now_us(connection, self._wall_clock)
 
 
+def end_all(connection: Connection) -> None:
+    """Of a restored database: none of its gateways lives, nor do engines that it alone reached. What they
+    left open is settled by the first one that starts."""
+    ended = {"heartbeat_us": 0, "engines": [], "adopter": "", "instance_id": "", "runs_in": ""}
+    connection.execute(update(gateways).values(ended))
+
+
 def _seen(connection: Connection, now_us: int) -> list[GatewaySeen]:
     rows = connection.execute(select(gateways).order_by(gateways.c.id)).mappings()
     return [

@@ -81,7 +81,14 @@ def verify(directory: Path, public_keys: tuple[str, ...]) -> None:
 @click.option("--identity", type=FILE, help="File of the age key, as `age-keygen` writes it.")
 @click.option("--secrets", type=DIRECTORY, help="Directory with pepper and audit-key, kept elsewhere.")
 @click.option("--checkpoint", type=FILE, help="Newest checkpoint that a witness keeps: says what was lost.")
-def restore(directory: Path, identity: Path | None, secrets: Path | None, checkpoint: Path | None) -> None:
+@click.option("--without-old-key", is_flag=True, help="Go on though the old audit-key is lost.")
+def restore(
+    directory: Path,
+    identity: Path | None,
+    secrets: Path | None,
+    checkpoint: Path | None,
+    without_old_key: bool,
+) -> None:
     """Checks a backup and puts it into --data-dir, which must be empty or not exist.
 
     The audit goes on under a new name and key; its next row says so, and both keys sign it. Give the new
@@ -105,7 +112,9 @@ def restore(directory: Path, identity: Path | None, secrets: Path | None, checkp
         given = None if secrets is None else secret_files.collect(secrets)
         kept = None if checkpoint is None else text_of(checkpoint)
         place = settings.data_dir
-        return await restores.restore(directory, place, given, identity, kept, who.name, who.origin)
+        return await restores.restore(
+            *(directory, place, given, identity, kept, who.name, who.origin), without_old_key=without_old_key
+        )
 
     done = _run(put())
     lost = done["lost_rows"]
