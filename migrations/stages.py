@@ -160,7 +160,7 @@ def require_not_contracted(connection: Connection, script: ScriptDirectory, revi
         raise Invalid(
             "revision",
             f"{done} is contracted: what older revisions need is gone; restore a backup from before"
-            " (`fairgate backup restore`), or use an empty database",
+            " (`fairgate restore`), or use an empty database",
         )
 
 

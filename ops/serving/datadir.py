@@ -27,6 +27,7 @@ class DataDirRefused(Exception):
 PEPPER_FILE = "pepper"
 OWNER_KEY_FILE = "owner-key"
 SET_UP_LINK_FILE = "set-up-link"
+UNFINISHED_FILE = "restore-unfinished"
 WORKERS = "workers"
 """Holds a data directory of each worker."""
 
@@ -49,6 +50,7 @@ class ServerFile:
 
 def ensure(data_dir: Path) -> None:
     """Creates the directory for its owner only. Raises `DataDirRefused`."""
+    require_whole(data_dir)
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         (data_dir / "run").mkdir(mode=0o700, exist_ok=True)
@@ -58,9 +60,24 @@ def ensure(data_dir: Path) -> None:
         raise DataDirRefused(f"data directory {data_dir} is not readable and writable by this user")
 
 
+def mark_unfinished(data_dir: Path) -> Path:
+    """Until the file is removed, nothing uses the directory: a restore fills it."""
+    return private_file(data_dir / UNFINISHED_FILE, "a restore into this directory has not ended")
+
+
+def require_whole(data_dir: Path) -> None:
+    """Raises `DataDirRefused` where a restore was interrupted."""
+    if (data_dir / UNFINISHED_FILE).exists():
+        raise DataDirRefused(
+            f"a restore into {data_dir} has not ended: where it does not run any more, delete that directory,"
+            " and restore again"
+        )
+
+
 def pepper(settings: Settings) -> bytes:
     """The secret that keys are hashed with: from the settings, else the file, else a new one, which
     `keep_pepper` writes later. Raises `DataDirRefused`."""
+    require_whole(settings.data_dir)
     if settings.pepper:
         return settings.pepper.encode()
     path = settings.data_dir / PEPPER_FILE

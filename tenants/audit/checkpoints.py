@@ -93,11 +93,12 @@ def change_key(
     connection: Connection, old: SigningKey, new: SigningKey, actor: str, origin: str, now_us: int
 ) -> StoredCheckpoint:
     """Adds a row that names both keys, and a checkpoint up to it, signed by both. Raises as `make`."""
-    return hand_over(connection, old, new, row_of_change(old, new, key_history.ACTION, actor, origin, now_us))
+    row = row_of_change(old.public, new.public, key_history.ACTION, actor, origin, now_us)
+    return hand_over(connection, old, new, row)
 
 
 def row_of_change(
-    old: SigningKey, new: SigningKey, action: str, actor: str, origin: str, now_us: int, **said: Any
+    old: PublicKey, new: PublicKey, action: str, actor: str, origin: str, now_us: int, **said: Any
 ) -> store.LogEntry:
     """The row that names both keys. `said`: what it says besides of the new state."""
     return store.LogEntry(
@@ -106,21 +107,24 @@ def row_of_change(
         origin=origin,
         action=action,
         target=key_history.TARGET,
-        before={"public_key": str(old.public)},
-        after={"public_key": str(new.public)} | said,
+        before={"public_key": str(old)},
+        after={"public_key": str(new)} | said,
     )
 
 
 def hand_over(
-    connection: Connection, old: SigningKey, new: SigningKey, row: store.LogEntry
+    connection: Connection, old: SigningKey | None, new: SigningKey, row: store.LogEntry
 ) -> StoredCheckpoint:
-    """Adds the row, and a checkpoint up to it under the new key's name, signed by both. Raises as `make`."""
+    """Adds the row, and a checkpoint up to it under the new key's name, signed by both. `old` None: it is
+    lost. Raises as `make`."""
     store.head(connection, is_locked=True)
-    make(connection, old, row.at_us)  # whatever the old key vouches for, it has looked at
+    if old is not None:
+        make(connection, old, row.at_us)  # whatever the old key vouches for, it has looked at
     store.append(connection, row)
     edge = store.head(connection)
     text = Checkpoint(new.name, edge.size, edge.root).text
-    made = StoredCheckpoint(edge.size, old.signed(text) + new.signature(text), row.at_us)
+    signed = new.signed(text) if old is None else old.signed(text) + new.signature(text)
+    made = StoredCheckpoint(edge.size, signed, row.at_us)
     values = {"size": made.size, "note": made.note, "at_us": made.at_us}
     connection.execute(insert(audit_checkpoints).values(values))
     is_key = settings.c.name == PUBLIC_KEY_SETTING

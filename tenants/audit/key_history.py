@@ -1,12 +1,16 @@
 """The keys of one log, one after the other, and up to which size each of them signs.
 
 Pure. A change of the key is a row that names both keys, and a checkpoint up to that row, signed by both. So
-one trusted key of the chain is enough. After that the old key signs nothing, whoever finds it."""
+one trusted key of the chain is enough. After that the old key signs nothing, whoever finds it.
+
+A restore where the old key is lost says so in its row: then the new key alone signs, and only who trusts it
+goes over that change."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tenants.audit.entry import decode
 from tenants.audit.note import PublicKey, parse_checkpoint, text_signed_by_all
@@ -15,6 +19,7 @@ from tenants.errors import Invalid
 ACTION = "audit.rotate_key"
 RESTORE = "audit.restore"
 TARGET = "audit-key"
+WITHOUT_OLD_KEY = "without_old_key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,8 @@ class SignerChange:
     new: PublicKey
     is_restore: bool = False
     """From here on the log has the name of the new key."""
+    is_by_both: bool = True
+    """False: the old key was lost."""
 
     @property
     def size(self) -> int:
@@ -36,14 +43,22 @@ class SignerChange:
 def change_from(entry: bytes) -> SignerChange | None:
     """The change that a row records; None: none, or none that can be read."""
     try:
-        said = decode(entry)
+        return change_of(decode(entry))
+    except Invalid:
+        return None
+
+
+def change_of(said: Mapping[str, Any]) -> SignerChange | None:
+    """The same of a row's fields."""
+    try:
         action = said.get("action")
         if action not in (ACTION, RESTORE):
             return None
         old, new = (PublicKey.parse(str(said[name]["public_key"])) for name in ("before", "after"))
     except (Invalid, KeyError, TypeError):
         return None
-    return SignerChange(said["seq"], old, new, action == RESTORE)
+    is_lost = action == RESTORE and said["after"].get(WITHOUT_OLD_KEY) is True
+    return SignerChange(said["seq"], old, new, action == RESTORE, not is_lost)
 
 
 class KeyHistory:
@@ -80,8 +95,9 @@ def _is_signed(change: SignerChange, notes: Mapping[int, str]) -> bool:
         return False
     if (change.old.name == change.new.name) is change.is_restore:
         return False
+    signers = [change.old, change.new] if change.is_by_both else [change.new]
     try:
-        said = parse_checkpoint(text_signed_by_all(note, [change.old, change.new]))
+        said = parse_checkpoint(text_signed_by_all(note, signers))
     except Invalid:
         return False
     return (said.origin, said.size) == (change.new.name, change.size)
@@ -90,11 +106,13 @@ def _is_signed(change: SignerChange, notes: Mapping[int, str]) -> bool:
 def _chain(trusted: Sequence[PublicKey], changes: Sequence[SignerChange]) -> list[SignerChange]:
     """The changes that lead from a trusted key to others, in both directions."""
     for at, change in enumerate(changes):
-        if change.old in trusted or change.new in trusted:
+        if change.new in trusted or (change.is_by_both and change.old in trusted):
             first = last = at
             while first and changes[first - 1].new == changes[first].old:
                 first -= 1
-            while last + 1 < len(changes) and changes[last].new == changes[last + 1].old:
+            while last + 1 < len(changes) and changes[last].new == (later := changes[last + 1]).old:
+                if not later.is_by_both and later.new not in trusted:
+                    break
                 last += 1
             return list(changes[first : last + 1])
     return []

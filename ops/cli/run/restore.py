@@ -18,12 +18,14 @@ from ops.cli.run.backup import DIRECTORY, PG_DUMP, run
 @click.option("--identity", type=FILE, help="File of the age key, as `age-keygen` writes it.")
 @click.option("--secrets", type=DIRECTORY, help="Directory with pepper and audit-key, kept elsewhere.")
 @click.option("--checkpoint", type=FILE, help="Newest checkpoint that a witness keeps: says what was lost.")
+@click.option("--without-old-key", is_flag=True, help="Go on though the old audit-key is lost.")
 @PG_DUMP
 def restore(
     directory: Path,
     identity: Path | None,
     secrets: Path | None,
     checkpoint: Path | None,
+    without_old_key: bool,
     pg_dump: Path | None,
 ) -> None:
     """Checks a backup and puts it into an empty place.
@@ -50,7 +52,10 @@ def restore(
         kept = None if checkpoint is None else text_of(checkpoint)
         place = settings.data_dir
         return await restores.restore(
-            directory, place, given, identity, kept, who.name, who.origin, url, pg_dump
+            *(directory, place, given, identity, kept, who.name, who.origin),
+            url=url,
+            pg_dump=pg_dump,
+            without_old_key=without_old_key,
         )
 
     done = run(put())

@@ -58,7 +58,7 @@ ROUTES: dict[str, tuple[str, ...]] = {
     "audit list": ("GET /admin/v1/audit",),
     "audit export": ("GET /admin/v1/audit/entries", "GET /admin/v1/audit/checkpoints"),
     "audit prove": ("GET /admin/v1/audit/proof",),
-    "audit follow": ("GET /admin/v1/audit/log", "GET /admin/v1/audit/consistency"),
+    "audit follow": ("GET /admin/v1/audit/log", "GET /admin/v1/audit/consistency", "GET /admin/v1/audit"),
     "price set": ("POST /admin/v1/prices",),
     "price list": ("GET /admin/v1/prices",),
     "price history": ("GET /admin/v1/prices/history",),

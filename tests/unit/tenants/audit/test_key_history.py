@@ -161,3 +161,24 @@ def test_a_restore_gives_the_log_another_name_and_nothing_else_does() -> None:
             note = KEYS[0].signed(text) + new.signature(text)
             assert len(KeyHistory([known.public], [change], {10: note}).changes) == counts
         assert KeyHistory([new.public], [change], {10: new.signed(text)}).changes == []
+
+
+def test_without_the_old_key_only_who_trusts_the_new_one_goes_over_the_change() -> None:
+    old, new, newer = (
+        KEYS[0],
+        SigningKey("other.example/log", bytes(32)),
+        SigningKey("other.example/log", b"1" * 32),
+    )
+    lost = SignerChange(9, old.public, new.public, is_restore=True, is_by_both=False)
+    later = SignerChange(19, new.public, newer.public)
+    texts = {size: Checkpoint(new.name, size, bytes(32)).text for size in (10, 20)}
+    notes = {10: new.signed(texts[10]), 20: new.signed(texts[20]) + newer.signature(texts[20])}
+    trusted = {old: [], new: [lost, later], newer: [lost, later]}
+    for key, changes in trusted.items():
+        assert KeyHistory([key.public], [lost, later], notes).changes == changes
+    assert KeyHistory([new.public], [lost], {10: old.signed(texts[10])}).changes == []
+    rotated = SignerChange(4, KEYS[1].public, old.public)
+    signed = Checkpoint(old.name, 5, bytes(32)).text
+    notes[5] = KEYS[1].signed(signed) + old.signature(signed)
+    assert KeyHistory([KEYS[1].public], [rotated, lost], notes).changes == [rotated]
+    assert KeyHistory([KEYS[1].public, new.public], [rotated, lost], notes).changes == [rotated, lost]
