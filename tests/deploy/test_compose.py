@@ -186,27 +186,28 @@ class Run:
     places: dict[str, str]
     """What is elsewhere here."""
 
-    def here(self, name: str, text: str) -> str:
-        for there, place in (self.places | {"/data": str(self.directory / name / "data")}).items():
+    def here(self, text: str) -> str:
+        for there, place in self.places.items():
             text = text.replace(there, place)
         return text
 
-    def command(self, name: str, words: list[str]) -> list[str]:
+    def command(self, words: list[str]) -> list[str]:
         programs = {"fairgate": FAIRGATE, "python3": [sys.executable]}
-        return [*programs[words[0]], *(self.here(name, word) for word in words[1:])]
+        return [*programs[words[0]], *(self.here(word) for word in words[1:])]
 
     def environment(self, name: str, port: int) -> dict[str, str]:
         """The image's variables, and the service's."""
+        data = str(self.directory / name / "data")
         hidden = self.directory / "image" if SERVICES[name]["image"] == "fairgate-gateway" else ROOT
         image = {
             "PATH": os.defpath,
             "PYTHONPATH": f"{hidden}:{ROOT}",
-            "FAIRGATE_DATA_DIR": "/data",
-            "HOME": "/data",
+            "FAIRGATE_DATA_DIR": data,
+            "HOME": data,
         }
         image |= {"FAIRGATE_HOST": "127.0.0.1", "FAIRGATE_PORT": str(port), "FAIRGATE_ENGINE_SERVE": "no"}
         said = image | SERVICES[name].get("environment", {})
-        return {variable: self.here(name, value) for variable, value in said.items()}
+        return {variable: self.here(value) for variable, value in said.items()}
 
     @contextmanager
     def service(self, name: str, port: int = 0) -> Iterator[None]:
@@ -214,7 +215,7 @@ class Run:
         said, environment = SERVICES[name], self.environment(name, port)
         data, log = self.directory / name / "data", self.directory / name / "log"
         data.mkdir(parents=True)
-        command = self.command(name, ["fairgate", *said["command"]])
+        command = self.command(["fairgate", *said["command"]])
         with log.open("w") as out:
             process = subprocess.Popen(command, env=environment, cwd=data, stdout=out, stderr=out)
         try:
@@ -222,7 +223,7 @@ class Run:
                 assert process.wait(60) == 0, log.read_text()
                 yield
                 return
-            probe = self.command(name, said["healthcheck"]["test"][1:])
+            probe = self.command(said["healthcheck"]["test"][1:])
 
             def is_healthy() -> bool:
                 assert process.poll() is None, log.read_text()
@@ -245,11 +246,15 @@ def test_two_gateways_and_an_engine_over_tcp_answer_the_line_that_is_printed(
 ) -> None:
     """PostgreSQL and Redis are this machine's: Redis with the file's own command and secret."""
     engine, *gateways = (free_port() for _ in range(3))
+    secrets = tmp_path / "secrets"
+    shutil.copytree(copy / "secrets", secrets)
+    for path in secrets.iterdir():
+        path.chmod(0o600)  # here the services run as the files' owner, not as a member of their group
 
     def redis_of_the_file(port: int) -> services.Service:
         made = redis_service(None, port)
         _, secret, *options = SERVICES["redis"]["command"]
-        secret = secret.replace("/run/secrets", f"{copy}/secrets")
+        secret = secret.replace("/run/secrets", str(secrets))
         # What the file says comes last.
         made.command[1:] = [secret, *made.command[1:], *options]
         password = Path(secret).read_text().removeprefix("requirepass ").strip()
@@ -261,10 +266,10 @@ def test_two_gateways_and_an_engine_over_tcp_answer_the_line_that_is_printed(
     (tmp_path / "image/sitecustomize.py").write_text(WITHOUT_TORCH)
     for name, url in (("database-url", services.libpq_url(empty_postgres_url)), ("redis-url", redis.url)):
         host = re.sub(r".*@", "@", url)
-        secret = copy / "secrets" / name
+        secret = secrets / name
         secret.write_text(re.sub(r"@(postgres/fairgate|redis:6379/0)$", host, secret.read_text().strip()))
     places = {
-        "/run/secrets": f"{copy}/secrets",
+        "/run/secrets": str(secrets),
         "engine:5555": f"127.0.0.1:{engine}",
         "0.0.0.0:5555": f"127.0.0.1:{engine}",
         "('127.0.0.1', 5555)": f"('127.0.0.1', {engine})",
