@@ -2,7 +2,7 @@
 
 `constraints.txt` has what the gateway and the engine need, `constraints-test.txt` what the suite, the linters
 and other extras need beyond that: each package with its version and the SHA-256 of all its files, which pip
-compares (`--require-hashes`). torch has no hashes: its build depends on the machine, and with it CUDA's packages and Triton.
+compares (`--require-hashes`). torch, Triton and CUDA's packages have none: they depend on the machine.
 `python -m ops.locked 'fairgate[postgres,redis]'` prints the part of the lock that these need.
 """
 
