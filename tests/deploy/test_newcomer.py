@@ -171,45 +171,28 @@ def test_the_engines_image_serves_its_model_without_a_network_or_a_root_it_could
         health = config["Docker"]["config"]["Healthcheck"]["Test"][1:]
         as_user = ("--setuid", USER, "--setgid", USER)
         data = "FAIRGATE_DATA_DIR=/data"
-        assert (
-            run(*inside, *as_user, "/usr/bin/env", data, f"/opt/fairgate/bin/{health[0]}", *health[1:]) == ""
-        )
+        run(*inside, *as_user, "/usr/bin/env", data, f"/opt/fairgate/bin/{health[0]}", *health[1:])
         [interface] = run("nsenter", "--net", "--target", server.pid, "ip", "-o", "link").splitlines()
         assert ": lo:" in interface
         it.ends(log)
-    sizes = {
-        each["names"][0]: each["size"] for each in json.loads(run("buildah", "images", "--json", env=images))
-    }
+    listed = json.loads(run("buildah", "images", "--json", env=images))
+    sizes = [(name, each["size"]) for each in listed for name in each["names"] or () if "fairgate" in name]
+    assert len(sizes) == 2
     with capsys.disabled():
-        print("\nsizes:", ", ".join(f"{name} {size}" for name, size in sizes.items()))
+        print("\nsizes:", *(f"{name} {size}" for name, size in sizes), sep="\n  ")
 
 
 @needs_buildah
 def test_the_gateways_image_has_no_torch(images: dict[str, str], place: Path) -> None:
     container = run("buildah", "from", "--pull-never", "fairgate-gateway", env=images).strip()
-    python = (
-        "buildah",
-        "run",
-        container,
-        "--",
-        "/opt/fairgate/bin/python3",
-        "-m",
-        "pip",
-        "list",
-        "--format=json",
-    )
-    packages = {each["name"].lower() for each in json.loads(run(*python, env=images))}
+    listed = ("buildah", "run", container, "--", "/opt/fairgate/bin/pip", "list", "--format=json")
+    packages = {each["name"].lower() for each in json.loads(run(*listed, env=images))}
     run("buildah", "rm", container, env=images)
     assert {"fairgate", "litestar", "dnspython"} <= packages
     assert not packages & {"torch", "numba", "transformers"}
-    env = images | {
-        "DATA": str(place / "gateway-data"),
-        "IMAGE": "fairgate-gateway",
-        "PORT": str(free_port()),
-    }
-    with started(place / "gateway.log", IMAGES / "run", env=env) as it:
-        it.server().send_signal(signal.SIGTERM)
-        assert it.command.wait(60) == 0
+    env = images | {"DATA": str(place / "gateway-data"), "IMAGE": "fairgate-gateway"}
+    with pytest.raises(AssertionError, match=r"engine\.serve is no, and there is no other server: name one"):
+        run(IMAGES / "run", env=env)
 
 
 def free_port() -> int:
@@ -219,11 +202,22 @@ def free_port() -> int:
         return port
 
 
+def interpreter(who: Mapping[str, Any]) -> str:
+    """A Python that the user of the server may run: one below the home of root is not."""
+    for python in (os.path.realpath(sys.executable), "/usr/bin/python3"):
+        if os.path.exists(python):
+            words = ["sh", "-c", '"$0" -c "import ensurepip, venv"', python]
+            if subprocess.run(words, capture_output=True, cwd="/", **who).returncode == 0:
+                return python
+    pytest.skip("no Python here that another user may run has venv and ensurepip")
+
+
 @pytest.mark.parametrize("form", ["package", "image"])
 def test_what_pip_installs_serves_as_a_user_who_cannot_write_it(form: str, place: Path, dist: Path) -> None:
     """`image`: by the commands of the engine's image, hashes and all."""
     tree, home, log = place / form / "fairgate", place / form / "home", place / f"{form}.log"
-    run(sys.executable, "-m", "venv", tree)
+    who: dict[str, Any] = {"user": USER, "group": USER, "extra_groups": []} if IS_ROOT else {}
+    run(interpreter(who), "-m", "venv", tree)
     [wheel] = dist.glob("*.whl")
     if form == "package":
         (place / "torch.txt").write_text(f"torch=={TORCH}\n")
@@ -235,7 +229,6 @@ def test_what_pip_installs_serves_as_a_user_who_cannot_write_it(form: str, place
         run("sh", "-ec", commands, env=CLEAN | {"TORCH_VERSION": TORCH, "PIP_ARGS": "-q", "TORCH_INDEX": ""})
     run("chmod", "-R", "a-w,a+rX", tree)
     home.mkdir()
-    who: dict[str, Any] = {"user": USER, "group": USER, "extra_groups": []} if IS_ROOT else {}
     if IS_ROOT:
         shutil.chown(home, USER, USER)
     env = {"HOME": str(home), "PATH": f"{tree}/bin:/usr/bin:/bin", "FAIRGATE_PORT": str(free_port())}
