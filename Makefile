@@ -248,8 +248,8 @@ vendor: $(STAMP_TEST) ## fetch the console's third-party files anew, by version 
 
 wheel: $(STAMP_TEST) ## dist/: the package, and the locks of the images (pip install "dist/NAME.whl[engine]")
 	$(PIP) wheel -q --no-deps --no-build-isolation -w dist .
-	$(BIN)/python -m ops.locked 'fairgate[postgres,redis,otel]' > dist/gateway.txt
-	$(BIN)/python -m ops.locked 'fairgate[engine,postgres,redis,otel]' > dist/engine.txt
+	$(BIN)/python -m ops.locked 'fairgate[backup,dns,otel,postgres,redis]' > dist/gateway.txt
+	$(BIN)/python -m ops.locked 'fairgate[backup,dns,engine,otel,postgres,redis]' > dist/engine.txt
 
 # IMAGE_ARGS: build arguments of ops/deploy/images/Dockerfile, such as BASE=python:3.12-slim.
 IMAGE_ARGS ?=
@@ -257,9 +257,8 @@ image: wheel ## build fairgate-gateway and fairgate-engine with docker, podman o
 	ops/deploy/images/build gateway fairgate-gateway $(IMAGE_ARGS)
 	ops/deploy/images/build engine fairgate-engine $(IMAGE_ARGS)
 
-image-run: ## run the engine's image on port 8000, read-only but for its data volume; prints a curl line
-	$(or $(shell command -v docker podman | head -1),$(error docker or podman is needed to run an image)) run --rm --init=false --read-only \
-	  --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges -p 127.0.0.1:8000:8000 -v fairgate-data:/data fairgate-engine
+image-run: ## serve with the engine's image on port 8000 until Ctrl-C; prints a curl line (PORT=8080)
+	PORT=$(or $(PORT),8000) ops/deploy/images/run
 
 DEPLOY := .deploy
 $(DEPLOY)/.installed: $(STAMP_TEST)

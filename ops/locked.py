@@ -2,7 +2,7 @@
 
 `constraints.txt` has what the gateway and the engine need, `constraints-test.txt` what the suite, the linters
 and other extras need beyond that: each package with its version and the SHA-256 of all its files, which pip
-compares (`--require-hashes`). torch has no hashes: its build and its dependencies depend on the machine.
+compares (`--require-hashes`). torch, Triton and CUDA's packages have none: they depend on the machine.
 `python -m ops.locked 'fairgate[postgres,redis]'` prints the part of the lock that these need.
 """
 
@@ -25,7 +25,7 @@ LOCKS: Mapping[str, str] = {
 }
 """Each file and what it serves; the second has nothing of the first."""
 HEAD = "# Packages with the hashes of their files, see ops/locked.py. Written by 'make lock'.\n"
-FREE = re.compile(r"(fairgate|torch|setuptools|triton|nvidia-.*|cuda-.*)$")
+FREE = re.compile(r"(fairgate|torch|triton|nvidia-.*|cuda-.*)$")
 _PIN = re.compile(
     r"^(?P<name>[\w.-]+)==(?P<version>[\w.!+-]+)(?P<hashes>(?: \\\n +--hash=sha256:[0-9a-f]{64})*)", re.M
 )

@@ -23,9 +23,15 @@ KEPT_FOLDERS: Final = 3
 
 try:
     import numba
+
+    if sys.platform == "linux":
+        # It is linked to the system's libgomp, which a slim image lacks; torch's own has another name.
+        import numba.np.ufunc.omppool
 except ImportError as error:
     numba = None
-    MISSING: str | None = f"Numba is not installed ({error}): pip install 'fairgate[engine]'"
+    MISSING: str | None = (
+        f"Numba does not run ({error}): pip install 'fairgate[engine]', on Debian apt-get install libgomp1"
+    )
 else:
     MISSING = None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from kernels import machine as machines
+from kernels.cpu import jit
 from kernels.dispatch import KERNELS, AttentionKernel, choose_attention
 from kernels.machine import AttentionNeeds, KernelMachine, LayerNeeds, machine_of
 from kernels.trial import choose_for, try_on
@@ -158,6 +161,23 @@ def test_without_triton_or_a_c_compiler_a_card_has_no_kernels_of_ours(
     assert "install gcc, or name one with CC" in (machine_of(cuda).triton or "")
     monkeypatch.setattr(find, "find_spec", lambda name: None)
     assert "pip install 'fairgate[gpu]'" in (machine_of(cuda).triton or "")
+
+
+def test_without_the_systems_libgomp_numba_is_passed_over_and_the_reason_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "numba.np.ufunc.omppool", None)  # so fails its import
+    anew = importlib.util.spec_from_file_location("jit_anew", str(jit.__file__))
+    assert anew is not None
+    assert anew.loader is not None
+    module = importlib.util.module_from_spec(anew)
+    anew.loader.exec_module(module)
+    assert module.numba is None
+    assert "apt-get install libgomp1" in module.MISSING
+    monkeypatch.setattr(jit, "MISSING", module.MISSING)
+    choice = choose_attention(NO_GPU, WHOLE, lambda kernel: None)
+    assert choice.kernel.name == "torch-sdpa"
+    assert dict(choice.passed_over)["numba"] == module.MISSING
 
 
 class Properties:
