@@ -118,6 +118,7 @@ def started(log: Path, *command: object, **options: Any) -> Iterator[Started]:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        process.stdout.close()
 
 
 @pytest.fixture(scope="module")
