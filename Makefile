@@ -268,8 +268,8 @@ $(DEPLOY)/.installed: $(STAMP_TEST)
 	  helm-python-sdk==0.2.2 kubernetes-validate==1.37.0
 	@touch $@
 
-check-deploy: $(DEPLOY)/.installed ## check what is in ops/deploy, and start what compose and the chart say
-	PYTHONPATH=. PATH="$(abspath $(DEPLOY))/bin:$$PATH" $(DEPLOY)/bin/python -m pytest tests/deploy $(PYTEST_ARGS)
+check-deploy: $(DEPLOY)/.installed ## check what is in ops/deploy, and start what compose and the chart say (SUITE=long: build and run the images, too)
+	PYTHONPATH=. PATH="$(abspath $(DEPLOY))/bin:$$PATH" $(DEPLOY)/bin/python -m pytest -m "$(SUITE)" tests/deploy $(PYTEST_ARGS)
 
 clean: ## remove the environments and caches
 	rm -rf $(VENV) mutants .venv-floor .ray .deploy dist $(PEERS) $(SDKS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

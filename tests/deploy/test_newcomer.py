@@ -24,7 +24,8 @@ from typing import Any
 import psutil
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from ops.locked import LOCKS, ROOT, installed, subset
+
 IMAGES = ROOT / "ops/deploy/images"
 BASE_SUITE, BASE_PYTHON = "bookworm", "3.11"
 TORCH = version("torch").partition("+")[0]
@@ -57,9 +58,9 @@ def dist(place: Path) -> Path:
     directory = place / "dist"
     flags = ("-q", "--no-deps", "--no-build-isolation")
     run(sys.executable, "-m", "pip", "wheel", *flags, "-w", directory, ".")
+    lock = "".join((ROOT / file).read_text() for file in LOCKS)
     for root, image in re.findall(r"ops\.locked '(\S+)' > dist/(\w+)\.txt", (ROOT / "Makefile").read_text()):
-        lock = run(sys.executable, "-m", "ops.locked", root, env=CLEAN | {"PYTHONPATH": str(ROOT)})
-        (directory / f"{image}.txt").write_text(lock)
+        (directory / f"{image}.txt").write_text(subset(lock, installed(root)))
     return directory
 
 
