@@ -205,6 +205,7 @@ def test_one_process_at_a_time_fills(postgres_url: str, made_up: Path) -> None:
     engine.dispose()
 
 
+@pytest.mark.long
 def test_a_server_of_the_release_before_goes_on_until_the_database_needs_a_newer_one(
     sqlite_url: str, tmp_path: Path
 ) -> None:
