@@ -83,7 +83,7 @@ def note_ledger_check(connection: Connection, check: LedgerCheck) -> None:
 
 
 def note_backup(connection: Connection, at_us: int) -> None:
-    """Of one that was finished: the audit's row of it is written before the copy, which may fail."""
+    """When the newest finished backup was taken."""
     _note(connection, BACKUP_SETTING, str(at_us))
 
 

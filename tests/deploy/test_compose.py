@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -216,6 +217,14 @@ class Run:
         data, log = self.directory / name / "data", self.directory / name / "log"
         data.mkdir(parents=True)
         command = self.command(["fairgate", *said["command"]])
+        if "entrypoint" in said:
+            program, flag, script = said["entrypoint"]
+            script = (
+                self.here(script)
+                .replace("/data/", f"{data}/")
+                .replace("exec fairgate", f"exec {shlex.join(FAIRGATE)}")
+            )
+            command = [program, flag, script, *said["command"]]
         with log.open("w") as out:
             process = subprocess.Popen(command, env=environment, cwd=data, stdout=out, stderr=out)
         try:
@@ -306,6 +315,8 @@ def test_two_gateways_and_an_engine_over_tcp_answer_the_line_that_is_printed(
             headers={"authorization": f"Bearer {key}"},
         )
         assert answer.status_code == 200, answer.text
+        for name in ("gateway-1", "gateway-2"):
+            assert (tmp_path / name / "data/audit-key").read_text() == (secrets / "audit-key").read_text()
         for port in gateways:
             page = httpx.get(f"http://127.0.0.1:{port}/metrics").text
             assert 'fairgate_engine_up{replica="engine-0"} 1.0' in page
