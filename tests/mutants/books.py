@@ -127,6 +127,20 @@ BOOKS_MUTATIONS = mutations_of(
             f"{CHECKPOINTS}::test_a_changed_log_is_not_signed",
         ),
         (
+            "migrations/stages.py",
+            "upgrade: the contract step runs while an older gateway serves",
+            "    if older:\n",
+            "    if False:\n",
+            "tests/integration/test_contract.py::test_it_waits_for_older_gateways_and_none_serves_after_it",
+        ),
+        (
+            "ops/recovery/restore.py",
+            "restore: gateways of the backup count as alive",
+            "    end_all(connection)\n",
+            "",
+            "tests/e2e/test_restore.py::test_a_restored_server_settles_what_was_open_and_a_witness_goes_on",
+        ),
+        (
             "tenants/audit/key_history.py",
             "audit: the new key alone signs a change",
             "[change.old, change.new] if change.is_by_both else [change.new]",
