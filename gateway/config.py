@@ -207,7 +207,7 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
     backup_late_s: Annotated[
         float,
         Meta(ge=0, le=31_536_000),
-        "A newest backup that is older than so long is an alert, and so is a database that is older and has"
+        "An alert fires where the newest backup is older than this, or where a database of that age has"
         " none; 0: never, where something else than `fairgate backup` copies the database.",
     ] = field(default=129_600.0, name="backup_late")
     webhook_private: Annotated[

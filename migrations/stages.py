@@ -15,12 +15,11 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection, delete, select, text
 
-from tenants.directory.queries import now_us, setting
+from tenants.directory.queries import now_us, put_setting, setting
 from tenants.errors import Invalid
 from tenants.release import this_release
 from tenants.storage.release import OLDEST_RELEASE, is_older, newest
 from tenants.storage.tables import gateways, settings
-from tenants.storage.upserts import insert
 
 CONTRACTED = "schema.contracted"
 """The row of `settings` with the last contracted revision."""
@@ -69,7 +68,9 @@ def backfill(connection: Connection, script: ScriptDirectory) -> bool:
         before = _progress(connection, step)
         if not before.is_done:
             rows = step.module.backfill(connection, BATCH_ROWS)
-            _put(connection, BACKFILL + step.revision, f"{before.rows + rows}{'' if rows else ' done'}")
+            put_setting(
+                connection, BACKFILL + step.revision, f"{before.rows + rows}{'' if rows else ' done'}"
+            )
             return True
     return False
 
@@ -139,7 +140,7 @@ def close_to_older(connection: Connection, script: ScriptDirectory, stale_s: flo
             f"{names} needs Fairgate {needs} or newer, and older gateways serve: {', '.join(older)}; replace"
             f" them first (one that was killed counts for {stale_s:g} s)",
         )
-    _put(connection, OLDEST_RELEASE, newest(needs, setting(connection, OLDEST_RELEASE) or ""))
+    put_setting(connection, OLDEST_RELEASE, newest(needs, setting(connection, OLDEST_RELEASE) or ""))
 
 
 def contract(connection: Connection, script: ScriptDirectory) -> list[str]:
@@ -148,7 +149,7 @@ def contract(connection: Connection, script: ScriptDirectory) -> list[str]:
     with Operations.context(MigrationContext.configure(connection)):
         for step in steps:
             step.module.contract()
-            _put(connection, CONTRACTED, step.revision)
+            put_setting(connection, CONTRACTED, step.revision)
     return [step.revision for step in steps]
 
 
@@ -162,8 +163,3 @@ def require_not_contracted(connection: Connection, script: ScriptDirectory, revi
             f"{done} is contracted: what older revisions need is gone; restore a backup from before"
             " (`fairgate restore`), or use an empty database",
         )
-
-
-def _put(connection: Connection, name: str, value: str) -> None:
-    row = insert(connection, settings).values(name=name, value=value)
-    connection.execute(row.on_conflict_do_update(index_elements=["name"], set_={"value": value}))

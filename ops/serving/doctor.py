@@ -43,7 +43,7 @@ from tenants.errors import Invalid, TenancyError
 from tenants.outbox import conditions, figures
 from tenants.quota.store import QuotaStoreRecovering, QuotaStoreUnavailable
 from tenants.release import this_release
-from tenants.storage.database import open_database
+from tenants.storage.database import Database, open_database
 from tenants.storage.redis_url import parse_redis_url
 from tenants.storage.release import apart, require_new
 
@@ -57,6 +57,7 @@ SECRETS = (datadir.OWNER_KEY_FILE, datadir.SET_UP_LINK_FILE, "engine-*.keys", "a
 """Of the data directory, beside those with a check of their own."""
 MOST_APART = 1
 """Releases between the oldest and the newest gateway."""
+UNREADABLE = "not looked at: the database cannot be read"
 MIN_FREE_BYTES = 512 * 2**20
 SYNCHRONISE = "synchronise the clock (for example: timedatectl set-ntp true)"
 EARLIEST = datetime(2026, 1, 1, tzinfo=UTC)
@@ -205,6 +206,19 @@ async def _identity(settings: Settings) -> Finding:
     return Finding("identity", True, f"{gateway_id}, of this data directory only")
 
 
+@contextlib.asynccontextmanager
+async def _readable(settings: Settings) -> AsyncIterator[Database | None]:
+    """None: it cannot be read, which `_database` says why."""
+    if not (await _database(settings)).ok:
+        yield None
+        return
+    database = open_database(settings.resolved_database_url)
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
 async def _pepper(settings: Settings) -> Finding:
     path = settings.data_dir / datadir.PEPPER_FILE
     where = "FAIRGATE_PEPPER" if settings.pepper else str(path)
@@ -214,15 +228,12 @@ async def _pepper(settings: Settings) -> Finding:
         found = datadir.pepper(settings)
     except datadir.DataDirRefused as error:
         return Finding("pepper", False, str(error), "restore the file from a backup")
-    if not (await _database(settings)).ok:
-        return Finding("pepper", True, f"{where}; not compared: the database cannot be read")
-    database = open_database(settings.resolved_database_url)
-    try:
+    async with _readable(settings) as database:
+        if database is None:
+            return Finding("pepper", True, f"{where}; not compared: the database cannot be read")
         if await Admin(Transactions(database, found)).keys.is_own_pepper():
             is_there = settings.pepper or path.exists()
             return Finding("pepper", True, where if is_there else "none yet: made with the first key")
-    finally:
-        await database.close()
     is_missing = not (settings.pepper or path.exists())
     made_with = f"need {path}, which is missing" if is_missing else "were made with another pepper"
     return Finding(
@@ -242,14 +253,11 @@ async def _audit(settings: Settings) -> Finding:
         own = audit_key.read(settings.data_dir)
     except datadir.DataDirRefused as error:
         return Finding(name, False, str(error), "restore the file from a backup")
-    if not (await _database(settings)).ok:
-        return Finding(name, True, "not looked at: the database cannot be read")
-    database = open_database(settings.resolved_database_url)
-    try:
+    async with _readable(settings) as database:
+        if database is None:
+            return Finding(name, True, UNREADABLE)
         log = AuditLog(database)
         state, oldest_us = await log.state(), await log.oldest_unsigned_us()
-    finally:
-        await database.close()
     if state.public_key is None:
         return Finding(name, True, "not signed yet: the first server makes the key")
     late = late_signature(oldest_us, time.time(), settings.audit.checkpoint_s)
@@ -278,14 +286,11 @@ async def _backup(settings: Settings) -> Finding:
     name, late_s = "backup", settings.gateway.backup_late_s
     if not late_s:
         return Finding(name, True, "not looked at: gateway.backup_late is 0")
-    if not (await _database(settings)).ok:
-        return Finding(name, True, "not looked at: the database cannot be read")
-    database, now_us = open_database(settings.resolved_database_url), round(time.time() * 1e6)
-    try:
+    async with _readable(settings) as database:
+        if database is None:
+            return Finding(name, True, UNREADABLE)
         taken_us = await database.read(figures.backup_us)
-    finally:
-        await database.close()
-    for late in conditions.backup_late(taken_us, now_us, late_s):
+    for late in conditions.backup_late(taken_us, round(time.time() * 1e6), late_s):
         advice = "take one (`fairgate backup --help`), and let a timer take the next; docs/operating.md"
         return Finding(name, False, late.summary, advice)
     return Finding(name, True, f"none is late: every {late_s / 3_600:g} hours there should be one")
@@ -293,13 +298,10 @@ async def _backup(settings: Settings) -> Finding:
 
 async def _releases(settings: Settings) -> Finding:
     name = "releases"
-    if not (await _database(settings)).ok:
-        return Finding(name, True, "not looked at: the database cannot be read")
-    database = open_database(settings.resolved_database_url)
-    try:
+    async with _readable(settings) as database:
+        if database is None:
+            return Finding(name, True, UNREADABLE)
         seen = await GatewayRegistry(database).seen()
-    finally:
-        await database.close()
     alive = {row.release for row in seen if row.silent_s <= settings.gateway.gateway_stale_s}
     shown = ", ".join(sorted(each or "one that it does not say" for each in alive)) or "none"
     if max((apart(one, other) for one in alive for other in alive), default=0) > MOST_APART:

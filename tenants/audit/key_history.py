@@ -1,7 +1,7 @@
 """The keys of one log, one after the other, and up to which size each of them signs.
 
 Pure. A change of the key is a row that names both keys, and a checkpoint up to that row, signed by both. So
-one trusted key of the chain is enough. After that the old key signs nothing, whoever finds it.
+one trusted key of the chain is enough. After that the old key signs nothing, also in a thief's hands.
 
 A restore where the old key is lost says so in its row: then the new key alone signs, and only who trusts it
 goes over that change."""

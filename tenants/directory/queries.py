@@ -1,4 +1,4 @@
-"""SELECTs shared by the directory (`directory.py`) and the admin acts (`tenants/admin/admin.py`)."""
+"""Statements shared by the directory (`directory.py`) and the admin acts (`tenants/admin/admin.py`)."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from tenants.storage.tables import (
     settings,
     tenants,
 )
+from tenants.storage.upserts import insert
 from tenants.types import Limit, Override, Tier
 
 #: Bind parameters of one `IN (…)`: of the longest page and the row after it. SQLite takes 32,766.
@@ -60,6 +61,11 @@ def now_us(connection: Connection, wall_clock: Callable[[], float]) -> int:
 
 def setting(connection: Connection, name: str) -> str | None:
     return connection.execute(select(settings.c.value).where(settings.c.name == name)).scalar()
+
+
+def put_setting(connection: Connection, name: str, value: str) -> None:
+    row = insert(connection, settings).values(name=name, value=value)
+    connection.execute(row.on_conflict_do_update(index_elements=["name"], set_={"value": value}))
 
 
 def tenants_where(

@@ -23,9 +23,7 @@ from tenants.storage.tables import (
     calibration_counts,
     limit_events,
     refusal_counts,
-    settings,
 )
-from tenants.storage.upserts import insert
 
 SATURATED_MINUTES = 5
 SATURATED_CODE = "queue_full"
@@ -79,12 +77,12 @@ def read(connection: Connection, now_us: int) -> DatabaseFigures:
 
 
 def note_ledger_check(connection: Connection, check: LedgerCheck) -> None:
-    _note(connection, LEDGER_CHECK_SETTING, msgspec.json.encode(check).decode())
+    queries.put_setting(connection, LEDGER_CHECK_SETTING, msgspec.json.encode(check).decode())
 
 
 def note_backup(connection: Connection, at_us: int) -> None:
     """When the newest finished backup was taken."""
-    _note(connection, BACKUP_SETTING, str(at_us))
+    queries.put_setting(connection, BACKUP_SETTING, str(at_us))
 
 
 def backup_us(connection: Connection) -> int | None:
@@ -92,11 +90,6 @@ def backup_us(connection: Connection) -> int | None:
     if (text := queries.setting(connection, BACKUP_SETTING)) is not None:
         return int(text)
     return connection.execute(select(audit.c.at_us).order_by(audit.c.seq).limit(1)).scalar()
-
-
-def _note(connection: Connection, name: str, text: str) -> None:
-    new = insert(connection, settings).values(name=name, value=text)
-    connection.execute(new.on_conflict_do_update(index_elements=["name"], set_={"value": new.excluded.value}))
 
 
 def _ledger_check(connection: Connection) -> LedgerCheck | None:

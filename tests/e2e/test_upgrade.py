@@ -23,7 +23,7 @@ from tests.support.engine_process import engine_options, running_engine
 
 BETWEEN_STEPS = 10
 LONG_TOKENS = 300
-"""Of streams that are still under way when their gateway is told to end."""
+"""Of streams that are still under way when their gateway gets SIGTERM."""
 
 
 async def used_tokens(client: AsyncOpenAI, model: str, **fields: Any) -> int:

@@ -35,7 +35,7 @@ BETWEEN_STEPS = 100
 STEP_S = 60.0
 WATCH_S = 0.2
 LONG_EVERY, LONG_TOKENS, SHORT_TOKENS = 10, 300, 12
-"""Some streams are still under way when their gateway is told to end."""
+"""Some streams are still under way when their gateway gets SIGTERM."""
 MAX_EXAMPLES = 5
 SERVES = ("--gateway-drain", "30", "--gateway-stale", "15", "--gateway-lease", "60")
 """Arguments of the gateways: as they are by default, where the testbed's find a dead one sooner."""
@@ -136,11 +136,11 @@ async def replace_all(
     """Upgrades the database, replaces every gateway by one of `new`, and contracts, `between` answers
     after each step: `answered` counts them. Raises `ScenarioFailed`."""
 
-    async def more(what: str, *url: str) -> None:
+    async def more(what: str) -> None:
         enough = answered() + between
 
         async def seen() -> bool:
-            return answered() >= enough and balancer.ready == [*balancer.gateways, *url]
+            return answered() >= enough and balancer.ready == balancer.gateways
 
         if not await until(seen, STEP_S):
             raise ScenarioFailed(f"{what}: {answered()} answers of {enough}, ready are {balancer.ready}")
@@ -201,7 +201,7 @@ async def run(old: Path, progress: Callable[[str, int, int], None]) -> dict[str,
 
 
 async def drilled(testbed: Testbed, new: Sequence[str], requests: int) -> dict[str, Any]:
-    """The figures of a drill with at least so many requests. Raises `ScenarioFailed`."""
+    """The figures of a drill with at least `requests` requests. Raises `ScenarioFailed`."""
     tenant = await testbed.tenant(NAME, meter="output_tokens", amount=10**8, window="lifetime")
     await testbed.known(tenant)
     chats = await asyncio.to_thread(question_chats)

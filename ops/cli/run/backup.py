@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
@@ -14,7 +14,6 @@ from ops.cli.administer import actor
 from ops.cli.base import Failure, Group, answer, config_file, settings_now
 from ops.cli.inspect.audit_log import PUBLIC_KEY, parsed_keys
 
-T = TypeVar("T")
 DIRECTORY = click.Path(file_okay=False, path_type=Path)
 PG_DUMP = click.option(
     "--pg-dump",
@@ -70,7 +69,8 @@ def create(directory: Path, recipient: str | None, no_secrets: bool, pg_dump: Pa
     work = backups.create(
         settings_now(), directory, recipient, who.name, who.origin, config=kept, pg_dump=pg_dump
     )
-    made = run(work)
+    with failures():
+        made = asyncio.run(work)
     answer(
         asdict(made),
         f"{directory}: {made.audit_size:,} rows of the audit, ledger up to {made.last_ledger_id}",
@@ -95,12 +95,9 @@ def verify(
     --json answers what `fairgate backup --json` does, and `not_checked`: ["ledger", "usage", "audit"] or [].
     """
     from ops.recovery import backup as backups
-    from ops.recovery.manifest import Manifest
 
-    async def look() -> Manifest:
-        return backups.verify(directory, parsed_keys(public_keys), scratch_url, pg_dump)
-
-    made = run(look())
+    with failures():
+        made = backups.verify(directory, parsed_keys(public_keys), scratch_url, pg_dump)
     missed = ["ledger", "usage", "audit"] if made.is_dump and scratch_url is None else []
     text = f"{directory} is whole: taken {made.at}, {made.audit_size:,} rows of the audit"
     if missed:
@@ -111,12 +108,14 @@ def verify(
     answer(asdict(made) | {"not_checked": missed}, text)
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
+@contextmanager
+def failures() -> Iterator[None]:
+    """Ends the command with what a backup or a restore refuses."""
     from ops.recovery.manifest import BackupRefused
     from ops.serving.datadir import DataDirRefused
     from tenants.errors import TenancyError
 
     try:
-        return asyncio.run(work)
+        yield
     except (BackupRefused, DataDirRefused, TenancyError) as error:
         raise Failure(str(error)) from None

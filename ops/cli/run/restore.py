@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ops.cli.administer import actor
 from ops.cli.base import Command, answer, settings_now
 from ops.cli.inspect.audit_log import FILE, text_of
-from ops.cli.run.backup import DIRECTORY, PG_DUMP, run
+from ops.cli.run.backup import DIRECTORY, PG_DUMP, failures
 
 
 @click.command(cls=Command)
@@ -47,21 +47,19 @@ def restore(
     settings, who = settings_now(), actor()
     url = settings.resolved_database_url if settings.database_url else ""
 
-    async def put() -> dict[str, Any]:
+    with failures():
         given = None if secrets is None else secret_files.collect(secrets)
         kept = None if checkpoint is None else text_of(checkpoint)
-        place = settings.data_dir
-        return await restores.restore(
-            *(directory, place, given, identity, kept, who.name, who.origin),
+        work = restores.restore(
+            *(directory, settings.data_dir, given, identity, kept, who.name, who.origin),
             url=url,
             pg_dump=pg_dump,
             without_old_key=without_old_key,
         )
-
-    done = run(put())
+        done = asyncio.run(work)
     lost = done["lost_rows"]
     text = f"restored as of {done['backup_at']}; the audit goes on from row {done['size']:,}, signed by"
     said = f"lost: its rows {lost['first']:,} to {lost['last']:,}" if lost else ""
     found = settings.data_dir / secret_files.SETTINGS_FILE
-    kept = f"its settings: {found} (--config)" if found.exists() else ""
-    answer(done, "\n".join(filter(None, (text, done["public_key"], said, kept))))
+    where = f"its settings: {found} (--config)" if found.exists() else ""
+    answer(done, "\n".join(filter(None, (text, done["public_key"], said, where))))
